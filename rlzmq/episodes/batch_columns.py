@@ -1,18 +1,19 @@
-"""BatchColumns: the columns and the chunk table of an `EpisodeBatch`."""
+"""BatchColumns: the columns and the chunk table of an `EpisodeBatch`; choosing, cutting and joining chunks of them."""
 
 from __future__ import annotations
 
 import uuid
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, Self
 
+import gymnasium as gym
 import numpy as np
 from numpy.typing import NDArray
 
-from rlzmq.core.tree import tree_leaves
-from rlzmq.episodes.columns import DEFAULT_MODULE_ID, Columns, ragged_arange
+from rlzmq.core.tree import tree_flatten, tree_leaves, tree_map, tree_rows, value_kind
+from rlzmq.episodes.columns import DEFAULT_MODULE_ID, Columns, ragged_arange, steps_window
 
-__all__ = ["AGENT_LISTS", "ID_LISTS", "TABLE", "BatchColumns", "IntArray"]
+__all__ = ["AGENT_LISTS", "ID_LISTS", "TABLE", "BatchColumns", "IntArray", "common_space", "concatenated"]
 
 IntArray = NDArray[np.int64]
 
@@ -21,6 +22,9 @@ IntArray = NDArray[np.int64]
 TABLE = ("start", "length", "lookback", "t_started", "terminated", "truncated", "env_index")
 AGENT_LISTS = ("agent_ids", "module_ids", "multi_agent_episode_ids")
 ID_LISTS = ("episode_ids", *AGENT_LISTS)
+# All that there is per chunk: arrays (or None), lists (or None), and dicts of what most chunks lack.
+_ARRAYS = (*TABLE, "duration_s", "episode", "order")
+_OF_CHUNKS = (*_ARRAYS, *ID_LISTS, "custom_data", "leftovers")
 
 _BASE_COLUMNS = (Columns.OBS, Columns.ACTIONS, Columns.REWARDS)
 
@@ -252,5 +256,348 @@ class BatchColumns(list[Any]):
                     f"EpisodeBatch.initial_state: expected {len(self)} rows, got shape {np.shape(leaf)}."
                 )
 
+    # -- some of the chunks -----------------------------------------------------------------------------
+
     def _fields(self) -> dict[str, Any]:
         return {name: getattr(self, name) for name in BatchColumns.__slots__ if not name.startswith("_")}
+
+    def take(self, chunks: IntArray, groups: list[Self] | None = None) -> Self:
+        """Return the chunks at these positions, on the same columns; `groups` are their agents' chunks."""
+        listed, fields = chunks.tolist(), self._fields()
+        for name in _OF_CHUNKS:
+            values = fields[name]
+            if isinstance(values, np.ndarray):
+                fields[name] = values[chunks]
+            elif isinstance(values, list):
+                fields[name] = [values[c] for c in listed]
+            elif values is not None:
+                fields[name] = {i: values[c] for i, c in enumerate(listed) if c in values} if values else {}
+        if self.initial_state is not None:
+            fields["initial_state"] = tree_rows(self.initial_state, chunks)
+        return type(self)(**{**fields, "groups": groups})
+
+    def take_episodes(self, chunks: IntArray) -> Self:
+        """Return the chunks at these positions, with their agents' chunks."""
+        if self.groups is None:
+            return self.take(chunks)
+        groups = [group._of_episodes(chunks, len(self)) for group in self.groups]
+        return self.take(chunks, [group for group in groups if len(group)])
+
+    def _of_episodes(self, episodes: IntArray, num_episodes: int) -> Self:
+        """Return a group's chunks of some of the episodes ``0 … num_episodes-1``, in their current order.
+
+        An episode's position in `episodes` (each any number of times) is its new index.
+        """
+        episode = self.links[0]
+        counts = np.bincount(episode, minlength=num_episodes)
+        offsets = np.cumsum(counts) - counts
+        by_episode = np.argsort(episode, kind="stable")
+        chunks = by_episode[ragged_arange(offsets[episodes], counts[episodes])]
+        order = np.argsort(chunks, kind="stable")
+        part = self.take(chunks[order])
+        part.episode = np.repeat(np.arange(len(episodes)), counts[episodes])[order]
+        return part
+
+    def take_steps(self, begin: int, end: int) -> Self:
+        """Return the env steps ``begin…end-1``; see `EpisodeBatch.slice_steps`."""
+        if self.groups is not None:
+            return self._slice_env_steps(begin, end)
+        first, stop, front, back = steps_window(self.length, begin, end)
+        part = self.take(np.arange(first, stop))
+        if front or back:
+            num_before = np.zeros(len(part), np.int64)
+            num_before[:1] = front
+            num_within = part.length - num_before
+            num_within[-1:] -= back
+            part._trim(num_before, num_within)
+        return part
+
+    def _trim(self, num_before: IntArray, num_within: IntArray) -> None:
+        """Make steps at each chunk's start lookback, keep the next ones, and drop the rest."""
+        is_cut: NDArray[np.bool_] = num_before + num_within < self.length
+        starts_later = num_before > 0
+        if self.duration_s is not None:
+            self.duration_s = self.duration_s * (num_within / np.maximum(self.length, 1))
+        self.start = self.start + num_before
+        self.lookback = self.lookback + num_before
+        self.t_started = self.t_started + num_before
+        self.length = num_within.astype(np.int64)
+        self.terminated = self.terminated & ~is_cut
+        self.truncated = self.truncated & ~is_cut
+        if self.initial_state is not None and starts_later.any() and Columns.STATE_OUT in self.columns:
+            slots = self.start[starts_later] - 1
+
+            def take_over(states: NDArray[Any], state_out: NDArray[Any]) -> None:
+                states[starts_later] = state_out[slots]
+
+            tree_map(take_over, self.initial_state, self.columns[Columns.STATE_OUT])
+        for c, left in list(self.leftovers.items()) if self.episode is not None else ():
+            gone = {"reward_before_start"} if starts_later[c] else set()
+            if is_cut[c]:
+                gone = left.keys() - {"output_keys"}
+            self.leftovers[c] = {name: value for name, value in left.items() if name not in gone}
+
+    def _slice_env_steps(self, begin: int, end: int) -> Self:
+        """Return a slice of episodes of several agents; see `slice_steps`."""
+        if begin == end:
+            return self.take(np.empty(0, np.int64), [])
+        length, ends = self.length, np.cumsum(self.length)
+        first_t = self.t_started + np.clip(begin - (ends - length), 0, length)
+        last_t = self.t_started + np.clip(end - (ends - length), 0, length)
+        kept = np.flatnonzero((last_t > first_t) | ((length == 0) & (ends >= begin) & (ends < end)))
+        new_index = np.full(len(self), -1, np.int64)
+        new_index[kept] = np.arange(len(kept))
+        is_whole = (first_t == self.t_started) & (last_t == self.t_started + length)
+        parts = [group._between(first_t, last_t, is_whole, new_index) for group in self.groups or ()]
+        part = self.take(kept, [group for group, _ in parts if len(group)])
+        for e, left in list(part.leftovers.items()):
+            if "departed" in left:  # omit agents that joined and left after the part's end
+                end_t = last_t[kept[e]]
+                known = {agent_id: gone for agent_id, gone in left["departed"].items() if gone[2] <= end_t}
+                part.leftovers[e] = {**left, "departed": known}
+        for e, agent_id, gone in (gone for _, departed in parts for gone in departed):
+            left = part.leftovers.get(e, {})
+            part.leftovers[e] = {**left, "departed": {**left.get("departed", {}), agent_id: gone}}
+        part._trim(first_t[kept] - part.t_started, last_t[kept] - first_t[kept])
+        part.start = np.zeros(len(part), np.int64)
+        return part
+
+    def _between(
+        self, first_t: IntArray, last_t: IntArray, is_whole: NDArray[np.bool_], new_index: IntArray
+    ) -> tuple[Self, list[tuple[int, Any, tuple[bool, bool, int]]]]:
+        """Return a group's steps that are completed in env steps ``(first_t, last_t]`` of their episodes.
+
+        Args:
+            first_t, last_t: int64[E], bounds by episode.
+            is_whole: bool[E], whether the bounds are the episode's own; agents without a step are then kept, too.
+            new_index: int64[E], the new index of each episode; -1: left out.
+
+        Returns:
+            The chunks, and (new episode, agent id, (terminated, truncated, env step)) for the agents that are done by
+            the part's end, which a part without the agent's chunk needs.
+        """
+        episode, _, env_ts = self.links
+        counts = self.length + 1
+        chunk_of = np.repeat(np.arange(len(counts)), counts)
+        slots = ragged_arange(self.start, counts)
+        times, episode_of = env_ts[slots], episode[chunk_of]
+        own = slots > self.start[chunk_of]  # the observations after the chunks' own steps
+        before = own & (times <= first_t[episode_of])
+        within = own & ~before & (times <= last_t[episode_of])
+        num_before = np.bincount(chunk_of[before], minlength=len(counts))
+        num_within = np.bincount(chunk_of[within], minlength=len(counts))
+        is_there = new_index[episode] >= 0
+        is_kept = is_there & ((num_within > 0) | is_whole[episode])
+        departed = self._departed(np.flatnonzero(is_there & ~is_kept), last_t, new_index)
+        chunks = np.flatnonzero(is_kept)
+        part = self.take(chunks)
+        part.episode = new_index[episode[chunks]]
+        part._trim(num_before[chunks], num_within[chunks])
+        return part, departed
+
+    def _departed(
+        self, chunks: IntArray, last_t: IntArray, new_index: IntArray
+    ) -> list[tuple[int, Any, tuple[bool, bool, int]]]:
+        """Return those of the chunks' agents that are done by ``last_t`` of their episode; see `_between`."""
+        episode, _, env_ts = self.links
+        departed = []
+        last_seen = env_ts[self.start + self.length]
+        for c in chunks[self.terminated[chunks] | self.truncated[chunks]].tolist():
+            e = int(episode[c])
+            done_env_t = int(self.leftovers.get(c, {}).get("done_env_t", last_seen[c]))
+            if done_env_t <= last_t[e]:
+                agent_id = None if self.agent_ids is None else self.agent_ids[c]
+                gone = bool(self.terminated[c]), bool(self.truncated[c]), done_env_t
+                departed.append((int(new_index[e]), agent_id, gone))
+        return departed
+
+    # -- new columns ------------------------------------------------------------------------------------
+
+    @classmethod
+    def concatenated(cls, batches: list[Self]) -> Self:
+        """Return all chunks of at least one batch; see `EpisodeBatch.concat`."""
+        first = batches[0]
+        if len({batch.groups is None for batch in batches}) > 1:
+            raise ValueError("expected batches of one agent or batches of several agents, got both.")
+        fields: dict[str, Any] = {name: [getattr(batch, name) for batch in batches] for name in _OF_CHUNKS}
+        for name in _ARRAYS:
+            values = fields[name]
+            fields[name] = None if any(value is None for value in values) else np.concatenate(values)
+        for name in ID_LISTS:
+            lists = zip(fields[name], batches, strict=True)
+            fields[name] = (
+                None
+                if fields[name].count(None) == len(batches)
+                else [id_ for ids, batch in lists for id_ in ids or [None] * len(batch)]
+            )
+        shared = all(batch.columns is first.columns for batch in batches)
+        num_slots = num_chunks = 0
+        groups: list[Self] = []
+        fields |= {"custom_data": {}, "leftovers": {}, "infos": {}}
+        for batch in batches:
+            fields["start"][num_chunks : num_chunks + len(batch)] += num_slots
+            fields["infos"].update((slot + num_slots, info) for slot, info in batch.infos.items())
+            for name in ("custom_data", "leftovers"):
+                fields[name].update((c + num_chunks, data) for c, data in getattr(batch, name).items())
+            for group in batch.groups or ():
+                groups.append(cls(**{**group._fields(), "episode": group.links[0] + num_chunks}))
+            num_chunks += len(batch)
+            num_slots += 0 if shared else batch.num_slots
+        if first.env_ts is not None:
+            fields["env_ts"] = (
+                first.env_ts if shared else np.concatenate([batch.links[2] for batch in batches])
+            )
+        states = [batch.initial_state for batch in batches]
+        for name in ("observation_space", "action_space"):
+            spaces = [getattr(batch, name) for batch in batches]
+            fields[name] = spaces[0] if groups else common_space(spaces)
+        return cls(
+            first.columns if shared else _concatenated_columns(batches),
+            **fields,
+            initial_state=None if any(state is None for state in states) else concatenated(states),
+            groups=None if first.groups is None else groups,
+            agent_to_module_mapping_fn=first.agent_to_module_mapping_fn,
+        )
+
+    def joined(self, chosen: IntArray, firsts: IntArray, groups: list[Self] | None = None) -> Self:
+        """Return a batch on new columns with one chunk for each run of chunks.
+
+        Args:
+            chosen: int64 [K], the chunks of all runs, each behind the one that it continues.
+            firsts: int64 [R], where in `chosen` the runs begin.
+            groups: The agents' chunks.
+        """
+        lasts = np.append(firsts, len(chosen))[1:] - 1
+        batch = self.take(chosen[firsts], groups)
+        for name in ("terminated", "truncated", "env_index"):
+            setattr(batch, name, getattr(self, name)[chosen[lasts]])
+        if not len(firsts):
+            return batch
+        begins, counts = self.start[chosen], self.length[chosen]
+        batch.length = np.add.reduceat(counts, firsts)
+        if self.duration_s is not None:
+            batch.duration_s = np.add.reduceat(self.duration_s[chosen], firsts)
+        if self.custom_data or self.leftovers:
+            batch._belongings(self, chosen, firsts)
+        if self.groups is not None:
+            return batch
+        begins[firsts] -= batch.lookback
+        counts[firsts] += batch.lookback
+        counts[lasts] += 1  # the final observation
+        slots = ragged_arange(begins, counts)
+        whole = batch.lookback + batch.length + 1
+        batch.start = np.cumsum(whole) - whole + batch.lookback
+        batch.columns = {
+            name: tree_map(lambda leaf: leaf.take(slots, axis=0), column)
+            for name, column in self.columns.items()
+        }
+        if self.env_ts is not None:
+            batch.env_ts = self.env_ts[slots]
+        if self.infos:
+            batch.infos = {i: self.infos[slot] for i, slot in enumerate(slots.tolist()) if slot in self.infos}
+        return batch
+
+    def compacted(self) -> Self:
+        """Return the same chunks on new columns without unused slots."""
+        each = np.arange(len(self))
+        return self.joined(each, each)
+
+    def _belongings(self, batch: Self, chosen: IntArray, firsts: IntArray) -> None:
+        """Set the custom data and leftovers of joined chunks of a batch; see `joined`."""
+        self.custom_data, self.leftovers = {}, {}
+        is_first = np.isin(np.arange(len(chosen) + 1), firsts)
+        is_first[-1] = True
+        run = -1
+        for place, chunk in enumerate(chosen.tolist()):
+            run += bool(is_first[place])
+            if chunk in batch.custom_data:
+                self.custom_data.setdefault(run, {}).update(batch.custom_data[chunk])
+            for name, value in batch.leftovers.get(chunk, {}).items():
+                # A step that hung is completed in the next chunk.
+                if is_first[place if name == "reward_before_start" else place + 1]:
+                    self.leftovers.setdefault(run, {})[name] = value
+
+    def runs(self, whose: Sequence[Any], key: IntArray) -> tuple[IntArray, IntArray]:
+        """Return the chunks with steps, each behind the one it continues, and where runs of chunks of one key begin.
+
+        Args:
+            whose: What the chunks belong to: an episode, or an agent's.
+            key: int64 [C].
+        """
+        steps = np.flatnonzero(self.length)
+        places: dict[Any, int] = {}
+        owner = np.array([places.setdefault(whose[c], len(places)) for c in steps.tolist()], np.int64)
+        order = np.lexsort((self.t_started[steps], owner))
+        chosen, owner = steps[order], owner[order]
+        ends = self.t_started + self.length
+        continues = np.zeros(len(chosen), np.bool_)
+        continues[1:] = (
+            (owner[1:] == owner[:-1])
+            & (key[chosen[1:]] == key[chosen[:-1]])
+            & (self.t_started[chosen[1:]] == ends[chosen[:-1]])
+            & ~(self.terminated | self.truncated)[chosen[:-1]]
+        )
+        return chosen, np.flatnonzero(~continues)
+
+    def joined_groups(self, new_episode: IntArray) -> list[Self]:
+        """Return the agents' chunks, those that continue each other as one. Groups of equal columns become one.
+
+        Args:
+            new_episode: int64 [C], the new index of each episode; -1: left out.
+        """
+        by_columns: dict[Any, list[Self]] = {}
+        for group in self.groups or ():
+            leaves, treespec = tree_flatten((group.columns, group.initial_state or ()))
+            kinds = tuple((leaf.dtype, leaf.shape[1:]) for leaf in leaves)
+            by_columns.setdefault((treespec, kinds), []).append(group)
+        result = []
+        for alike in by_columns.values():
+            group = self.concatenated(alike)
+            group.episode = new_episode[group.links[0]]
+            agent_ids = group.agent_ids or [None] * len(group)
+            whose = list(zip(group.episode.tolist(), agent_ids, strict=True))
+            chosen, firsts = group.runs(whose, group.episode)
+            if len(chosen):
+                result.append(group.joined(chosen, firsts))
+        return result
+
+
+def common_space(spaces: list[gym.Space[Any] | None]) -> gym.Space[Any] | None:
+    """Return the common space of all that have one; None if they differ."""
+    known = [space for space in spaces if space is not None]
+    return known[0] if known and all(space is known[0] or space == known[0] for space in known) else None
+
+
+def _concatenated_columns(batches: Sequence[BatchColumns]) -> dict[str, Any]:
+    names = batches[0].columns.keys()
+    columns = {}
+    for i, batch in enumerate(batches):
+        if batch.columns.keys() != names:
+            raise ValueError(f"batch {i}: expected the columns {sorted(names)}, got {sorted(batch.columns)}.")
+    for name in names:
+        try:
+            columns[name] = concatenated([batch.columns[name] for batch in batches])
+        except (ValueError, TypeError) as error:
+            raise ValueError(f"column {name!r} of the batches does not fit together: {error}") from error
+    return columns
+
+
+def concatenated(parts: list[Any]) -> Any:
+    """Concatenate trees of arrays along the first axis.
+
+    Raises:
+        ValueError: Arrays have different shapes, are of objects, or mix numbers and strings.
+    """
+    if not isinstance(parts[0], np.ndarray):
+        leaves, spec = tree_flatten(parts[0])
+        columns = [leaves, *(spec.flatten_up_to(part) for part in parts[1:])]
+        return spec.unflatten([concatenated(list(leaf)) for leaf in zip(*columns, strict=True)])
+    joined = np.concatenate(parts)
+    if joined.dtype.hasobject:
+        raise ValueError(
+            f"expected numbers, strings or arrays of them, got {type(joined[0]).__name__} {joined[0]!r:.80}."
+        )
+    if joined.dtype.kind in "SUT" and len({value_kind(part.dtype) for part in parts}) > 1:
+        # numpy would convert the numbers to strings
+        raise ValueError(f"expected items of one kind, got {sorted({str(part.dtype) for part in parts})}.")
+    return joined

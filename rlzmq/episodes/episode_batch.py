@@ -3,24 +3,17 @@
 from __future__ import annotations
 
 import functools
-import itertools
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Self, SupportsIndex, overload
 
 import numpy as np
 from numpy.typing import NDArray
 
-from rlzmq.core.tree import tree_flatten, tree_map
-from rlzmq.episodes import episode_gather, episode_wire
-from rlzmq.episodes.agent_groups import from_episodes, is_changed_of_agents, new_episode_of_agents
-from rlzmq.episodes.batch_columns import ID_LISTS, TABLE, BatchColumns, IntArray
-from rlzmq.episodes.columns import (
-    Columns,
-    chosen_positions,
-    ragged_arange,
-    steps_window,
-)
-from rlzmq.episodes.shared_columns import SharedColumns, is_changed, new_episode
+from rlzmq.core.tree import tree_rows
+from rlzmq.episodes import episode_wire
+from rlzmq.episodes.batch_columns import AGENT_LISTS, TABLE, BatchColumns
+from rlzmq.episodes.batch_items import SharedColumns, from_episodes, is_changed, new_item
+from rlzmq.episodes.columns import Columns, chosen_positions
 
 __all__ = ["EpisodeBatch", "concat_joined", "join_chunks"]
 
@@ -152,8 +145,7 @@ class EpisodeBatch(BatchColumns):
         """Return an episode, a slice of them, or a column by its name: a row ``[num_env_steps, …]`` per step."""
         if isinstance(index, str):
             batch = self.updated()
-            slots = batch.step_slots()
-            return tree_map(lambda leaf: leaf[slots], batch.columns[index])
+            return tree_rows(batch.columns[index], batch.step_slots())
         if isinstance(index, slice):
             return self.select(np.arange(len(self), dtype=np.int64)[index])
         return list.__getitem__(self, index) if self._is_ordinary else self._item(range(len(self))[index])
@@ -175,7 +167,7 @@ class EpisodeBatch(BatchColumns):
             batch = EpisodeBatch.from_episodes(self)
         else:
             tracked = self._tracked
-            if not any(map(self._is_changed, tracked.values())):
+            if not any(map(is_changed, tracked.values())):
                 return self
             batch = EpisodeBatch.from_episodes(
                 tracked[i] if i in tracked else self.new_item(i) for i in range(len(self))
@@ -210,12 +202,7 @@ class EpisodeBatch(BatchColumns):
 
     def new_item(self, position: int) -> Any:
         """Return one chunk as a new episode, whose changes this batch ignores."""
-        if self.groups is not None:
-            return new_episode_of_agents(self, position)
-        return new_episode(self, position)
-
-    def _is_changed(self, episode: Any) -> bool:
-        return is_changed(episode) if self.groups is None else is_changed_of_agents(episode)
+        return new_item(self, position)
 
     def select(self, chunks: object) -> EpisodeBatch:
         """Return some of the chunks, in the given order, on the same columns.
@@ -225,59 +212,7 @@ class EpisodeBatch(BatchColumns):
         """
         if (updated := self.updated()) is not self:
             return updated.select(chunks)
-        chunks = chosen_positions(chunks, len(self))
-        groups = self.groups
-        if groups is not None:
-            own = [group._of_episodes(chunks, len(self)) for group in groups]
-            groups = [group for group in own if len(group)]
-        return self._chosen(chunks, groups)
-
-    def _chosen(self, chunks: IntArray, groups: list[EpisodeBatch] | None) -> EpisodeBatch:
-        """Return the chunks at these positions; `groups` are their agents' chunks."""
-        listed: list[int] = chunks.tolist()
-        lists = {
-            name: None if values is None else [values[c] for c in listed]
-            for name, values in ((name, getattr(self, name)) for name in ID_LISTS)
-        }
-
-        def chosen(sparse: dict[int, dict[str, Any]]) -> dict[int, dict[str, Any]]:
-            return {i: sparse[c] for i, c in enumerate(listed) if c in sparse} if sparse else {}
-
-        return EpisodeBatch(
-            self.columns,
-            **{name: getattr(self, name)[chunks] for name in TABLE},
-            **lists,
-            initial_state=None
-            if self.initial_state is None
-            else tree_map(lambda leaf: leaf[chunks], self.initial_state),
-            infos=self.infos,
-            custom_data=chosen(self.custom_data),
-            duration_s=None if self.duration_s is None else self.duration_s[chunks],
-            observation_space=self.observation_space,
-            action_space=self.action_space,
-            meta=self.meta,
-            groups=groups,
-            episode=None if self.episode is None else self.episode[chunks],
-            order=None if self.order is None else self.order[chunks],
-            env_ts=self.env_ts,
-            leftovers=chosen(self.leftovers),
-            agent_to_module_mapping_fn=self.agent_to_module_mapping_fn,
-        )
-
-    def _of_episodes(self, episodes: IntArray, num_episodes: int) -> EpisodeBatch:
-        """Return a group's chunks of some of the episodes ``0 … num_episodes-1``, in their current order.
-
-        An episode's position in `episodes` (each any number of times) is its new index.
-        """
-        episode = self.links[0]
-        counts = np.bincount(episode, minlength=num_episodes)
-        offsets = np.cumsum(counts) - counts
-        by_episode = np.argsort(episode, kind="stable")
-        chunks = by_episode[ragged_arange(offsets[episodes], counts[episodes])]
-        order = np.argsort(chunks, kind="stable")
-        part = self.select(chunks[order])
-        part.episode = np.repeat(np.arange(len(episodes)), counts[episodes])[order]
-        return part
+        return self.take_episodes(chosen_positions(chunks, len(self)))
 
     # -- cutting and joining --------------------------------------------------------------------------
 
@@ -296,116 +231,7 @@ class EpisodeBatch(BatchColumns):
         total = self.num_env_steps
         if not 0 <= begin <= end <= total:
             raise ValueError(f"expected steps within 0…{total}, got {begin}…{end}.")
-        if self.groups is not None:
-            return self._slice_env_steps(begin, end)
-        first, stop, front, back = steps_window(self.length, begin, end)
-        part = self.select(np.arange(first, stop))
-        if front or back:
-            num_before = np.zeros(len(part), np.int64)
-            num_before[:1] = front
-            num_within = part.length - num_before
-            num_within[-1:] -= back
-            part._trim(num_before, num_within)
-        return part
-
-    def _trim(self, num_before: IntArray, num_within: IntArray) -> None:
-        """Make steps at each chunk's start lookback, keep the next ones, and drop the rest."""
-        is_cut: NDArray[np.bool_] = num_before + num_within < self.length
-        starts_later = num_before > 0
-        if self.duration_s is not None:
-            self.duration_s = self.duration_s * (num_within / np.maximum(self.length, 1))
-        self.start = self.start + num_before
-        self.lookback = self.lookback + num_before
-        self.t_started = self.t_started + num_before
-        self.length = num_within.astype(np.int64)
-        self.terminated = self.terminated & ~is_cut
-        self.truncated = self.truncated & ~is_cut
-        if self.initial_state is not None and starts_later.any() and Columns.STATE_OUT in self.columns:
-            slots = self.start[starts_later] - 1
-
-            def take_over(states: NDArray[Any], state_out: NDArray[Any]) -> None:
-                states[starts_later] = state_out[slots]
-
-            tree_map(take_over, self.initial_state, self.columns[Columns.STATE_OUT])
-        for c, left in list(self.leftovers.items()) if self.episode is not None else ():
-            gone = {"reward_before_start"} if starts_later[c] else set()
-            if is_cut[c]:
-                gone = left.keys() - {"output_keys"}
-            self.leftovers[c] = {name: value for name, value in left.items() if name not in gone}
-
-    def _slice_env_steps(self, begin: int, end: int) -> EpisodeBatch:
-        """Return a slice of episodes of several agents; see `slice_steps`."""
-        if begin == end:
-            return self[len(self) :]
-        length, ends = self.length, np.cumsum(self.length)
-        first_t = self.t_started + np.clip(begin - (ends - length), 0, length)
-        last_t = self.t_started + np.clip(end - (ends - length), 0, length)
-        kept = np.flatnonzero((last_t > first_t) | ((length == 0) & (ends >= begin) & (ends < end)))
-        new_index = np.full(len(self), -1, np.int64)
-        new_index[kept] = np.arange(len(kept))
-        is_whole = (first_t == self.t_started) & (last_t == self.t_started + length)
-        parts = [group._between(first_t, last_t, is_whole, new_index) for group in self.groups or ()]
-        part = self._chosen(kept, [group for group, _ in parts if len(group)])
-        for e, left in list(part.leftovers.items()):
-            if "departed" in left:  # omit agents that joined and left after the part's end
-                end_t = last_t[kept[e]]
-                known = {agent_id: gone for agent_id, gone in left["departed"].items() if gone[2] <= end_t}
-                part.leftovers[e] = {**left, "departed": known}
-        for e, agent_id, gone in (gone for _, departed in parts for gone in departed):
-            left = part.leftovers.get(e, {})
-            part.leftovers[e] = {**left, "departed": {**left.get("departed", {}), agent_id: gone}}
-        part._trim(first_t[kept] - part.t_started, last_t[kept] - first_t[kept])
-        part.start = np.zeros(len(part), np.int64)
-        return part
-
-    def _between(
-        self, first_t: IntArray, last_t: IntArray, is_whole: NDArray[np.bool_], new_index: IntArray
-    ) -> tuple[EpisodeBatch, list[tuple[int, Any, tuple[bool, bool, int]]]]:
-        """Return a group's steps that are completed in env steps ``(first_t, last_t]`` of their episodes.
-
-        Args:
-            first_t, last_t: int64[E], bounds by episode.
-            is_whole: bool[E], whether the bounds are the episode's own; agents without a step are then kept, too.
-            new_index: int64[E], the new index of each episode; -1: left out.
-
-        Returns:
-            The chunks, and (new episode, agent id, (terminated, truncated, env step)) for the agents that are done by
-            the part's end, which a part without the agent's chunk needs.
-        """
-        episode, _, env_ts = self.links
-        counts = self.length + 1
-        chunk_of = np.repeat(np.arange(len(counts)), counts)
-        slots = ragged_arange(self.start, counts)
-        times, episode_of = env_ts[slots], episode[chunk_of]
-        own = slots > self.start[chunk_of]  # the observations after the chunks' own steps
-        before = own & (times <= first_t[episode_of])
-        within = own & ~before & (times <= last_t[episode_of])
-        num_before = np.bincount(chunk_of[before], minlength=len(counts))
-        num_within = np.bincount(chunk_of[within], minlength=len(counts))
-        is_there = new_index[episode] >= 0
-        is_kept = is_there & ((num_within > 0) | is_whole[episode])
-        departed = self._departed(np.flatnonzero(is_there & ~is_kept), last_t, new_index)
-        chunks = np.flatnonzero(is_kept)
-        part = self.select(chunks)
-        part.episode = new_index[episode[chunks]]
-        part._trim(num_before[chunks], num_within[chunks])
-        return part, departed
-
-    def _departed(
-        self, chunks: IntArray, last_t: IntArray, new_index: IntArray
-    ) -> list[tuple[int, Any, tuple[bool, bool, int]]]:
-        """Return those of the chunks' agents that are done by ``last_t`` of their episode; see `_between`."""
-        episode, _, env_ts = self.links
-        departed = []
-        last_seen = env_ts[self.start + self.length]
-        for c in chunks[self.terminated[chunks] | self.truncated[chunks]].tolist():
-            e = int(episode[c])
-            done_env_t = int(self.leftovers.get(c, {}).get("done_env_t", last_seen[c]))
-            if done_env_t <= last_t[e]:
-                agent_id = None if self.agent_ids is None else self.agent_ids[c]
-                gone = bool(self.terminated[c]), bool(self.truncated[c]), done_env_t
-                departed.append((int(new_index[e]), agent_id, gone))
-        return departed
+        return self.take_steps(begin, end)
 
     @classmethod
     def concat(cls, batches: Iterable[EpisodeBatch]) -> EpisodeBatch:
@@ -418,7 +244,11 @@ class EpisodeBatch(BatchColumns):
         Raises:
             ValueError: The batches have different columns.
         """
-        return episode_gather.concat(cls, [batch.updated() for batch in batches])
+        updated = [batch.updated() for batch in batches]
+        parts = [batch for batch in updated if len(batch)] or updated[:1]
+        if len(parts) > 1:
+            return cls.concatenated(parts)
+        return parts[0] if parts else cls.from_episodes([])
 
     @classmethod
     def from_episodes(cls, episodes: Iterable[Any]) -> EpisodeBatch:
@@ -437,7 +267,7 @@ class EpisodeBatch(BatchColumns):
     def compact(self) -> EpisodeBatch:
         """Return the same chunks on new columns without unused slots. Batches of several agents are unchanged."""
         batch = self.updated()
-        return episode_gather.compact(EpisodeBatch, batch) if batch.groups is None else batch
+        return batch.compacted() if batch.groups is None else batch
 
     # -- the list -------------------------------------------------------------------------------------
 
@@ -559,15 +389,14 @@ def concat_joined(batches: list[EpisodeBatch]) -> EpisodeBatch:
     """
     batch = EpisodeBatch.concat(batches)
     version = np.concatenate([_weights_versions(part.updated()) for part in batches])
-    chosen, firsts = _runs(batch, batch.episode_ids, version)
+    chosen, firsts = batch.runs(batch.episode_ids, version)
     if len(firsts) == len(chosen):
         return batch
-    batch = batch.select(chosen)
-    joined = _merged(batch, firsts, keeps_all=True)
-    if batch.groups is not None:
-        joined.groups = _joined_groups(batch.groups, _run_of_each(firsts, len(batch)))
-        joined.agent_to_module_mapping_fn = batch.agent_to_module_mapping_fn
-    return joined
+    if batch.groups is None:
+        return batch.joined(chosen, firsts)
+    new_episode = np.full(len(batch), -1, np.int64)
+    new_episode[chosen] = np.cumsum(np.isin(np.arange(len(chosen)), firsts)) - 1
+    return batch.joined(chosen, firsts, batch.joined_groups(new_episode))
 
 
 def _weights_versions(batch: EpisodeBatch) -> NDArray[np.int64]:
@@ -589,131 +418,12 @@ def join_chunks(batch: EpisodeBatch) -> EpisodeBatch:
     parts, infos, custom data, durations and chunks without steps are left out.
     """
     batch = batch.updated()
-    chosen, firsts = _runs(batch, batch.episode_ids, np.zeros(len(batch), np.int64))
-    return _merged(batch.select(chosen), firsts, keeps_all=False)
-
-
-def _joined_groups(groups: list[EpisodeBatch], new_episode: NDArray[np.int64]) -> list[EpisodeBatch]:
-    """Join each agent's chunks, whose episodes get new numbers. Groups of equal columns become one."""
-    by_columns: dict[Any, list[EpisodeBatch]] = {}
-    for group in groups:
-        leaves, treespec = tree_flatten((group.columns, group.initial_state or ()))
-        kinds = tuple((leaf.dtype, leaf.shape[1:]) for leaf in leaves)
-        by_columns.setdefault((treespec, kinds), []).append(group)
-    result = []
-    for alike in by_columns.values():
-        group, links = EpisodeBatch.concat(alike), [part.links for part in alike]
-        group.episode = new_episode[np.concatenate([episode for episode, _, _ in links])]
-        group.order = np.concatenate([order for _, order, _ in links])
-        on_same_columns = group.num_slots == len(links[0][2])
-        group.env_ts = links[0][2] if on_same_columns else np.concatenate([env_ts for _, _, env_ts in links])
-        num_before = itertools.accumulate(map(len, alike), initial=0)
-        group.leftovers = {
-            n + c: left
-            for n, part in zip(num_before, alike, strict=False)
-            for c, left in part.leftovers.items()
-        }
-        agent_ids = group.agent_ids or [None] * len(group)
-        whose = list(zip(group.episode.tolist(), agent_ids, strict=True))
-        chosen, firsts = _runs(group, whose, group.episode)
-        if len(chosen):
-            result.append(_merged(group.select(chosen), firsts, keeps_all=True))
-    return result
-
-
-def _runs(
-    batch: EpisodeBatch, whose: Sequence[Any], key: NDArray[np.int64]
-) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Return the chunks with steps, each behind the one it continues, and where runs of such chunks of one key begin.
-
-    Args:
-        batch: The chunks.
-        whose: What the chunks belong to: an episode, or an agent's.
-        key: int64 [C].
-    """
-    steps = np.flatnonzero(batch.length)
-    places: dict[Any, int] = {}
-    owner = np.array([places.setdefault(whose[c], len(places)) for c in steps.tolist()], np.int64)
-    order = np.lexsort((batch.t_started[steps], owner))
-    chosen, owner = steps[order], owner[order]
-    ends = batch.t_started + batch.length
-    continues = np.zeros(len(chosen), np.bool_)
-    continues[1:] = (
-        (owner[1:] == owner[:-1])
-        & (key[chosen[1:]] == key[chosen[:-1]])
-        & (batch.t_started[chosen[1:]] == ends[chosen[:-1]])
-        & ~(batch.terminated | batch.truncated)[chosen[:-1]]
-    )
-    return chosen, np.flatnonzero(~continues)
-
-
-def _run_of_each(firsts: NDArray[np.int64], num_chunks: int) -> NDArray[np.int64]:
-    """Return the number of each chunk's run."""
-    return np.repeat(np.arange(len(firsts)), np.diff(np.append(firsts, num_chunks)))
-
-
-def _merged(batch: EpisodeBatch, firsts: NDArray[np.int64], *, keeps_all: bool) -> EpisodeBatch:
-    """Return a batch with one chunk for each run of chunks, on new columns."""
-    lasts = np.append(firsts[1:] - 1, len(batch) - 1)[: len(firsts)]
-    length = np.add.reduceat(batch.length, firsts) if len(firsts) else batch.length
-    lookback = batch.lookback[firsts] if keeps_all else np.zeros(len(firsts), np.int64)
-    begins, counts = batch.start.copy(), batch.length.copy()
-    begins[firsts] -= lookback
-    counts[firsts] += lookback
-    counts[lasts] += 1  # the final observation
-    slots = ragged_arange(begins, counts)
-    whole = lookback + length + 1
-    infos: dict[int, dict[str, Any]] = {}
-    if keeps_all and batch.infos:
-        infos = {place: batch.infos[slot] for place, slot in enumerate(slots.tolist()) if slot in batch.infos}
-    return EpisodeBatch(
-        {
-            name: tree_map(lambda leaf: leaf.take(slots, axis=0), column)
-            for name, column in batch.columns.items()
-        },
-        start=None if batch.groups is not None else np.cumsum(whole) - whole + lookback,
-        length=length,
-        lookback=lookback,
-        t_started=batch.t_started[firsts],
-        terminated=batch.terminated[lasts],
-        truncated=batch.truncated[lasts],
-        env_index=batch.env_index[lasts],
-        episode_ids=[batch.episode_ids[first] for first in firsts.tolist()],
-        initial_state=None
-        if batch.initial_state is None
-        else tree_map(lambda leaf: leaf[firsts], batch.initial_state),
-        infos=infos,
-        observation_space=batch.observation_space,
-        action_space=batch.action_space,
-        episode=None if batch.episode is None else batch.episode[firsts],
-        order=None if batch.order is None else batch.order[firsts],
-        env_ts=None if batch.env_ts is None else batch.env_ts[slots],
-        **(_belongings(batch, firsts, lasts) if keeps_all else {}),
-    )
-
-
-def _belongings(batch: EpisodeBatch, firsts: NDArray[np.int64], lasts: NDArray[np.int64]) -> dict[str, Any]:
-    """Return the custom data, durations, ids and leftovers of joined chunks, which begin at `firsts`."""
-    whose = _run_of_each(firsts, len(batch))
-    custom_data: dict[int, dict[str, Any]] = {}
-    for chunk, data in batch.custom_data.items():
-        custom_data.setdefault(int(whose[chunk]), {}).update(data)
-    leftovers: dict[int, dict[str, Any]] = {}
-    for chunk, left in batch.leftovers.items():  # a step that hung is completed in the next chunk
-        is_last, is_first = chunk in lasts, chunk in firsts
-        kept = {
-            name: value
-            for name, value in left.items()
-            if (is_first if name == "reward_before_start" else is_last)
-        }
-        leftovers.setdefault(int(whose[chunk]), {}).update(kept)
-    ids = {name: getattr(batch, name) for name in ID_LISTS if name != "episode_ids"}
-    return {
-        "custom_data": custom_data,
-        "leftovers": leftovers,
-        "duration_s": None if batch.duration_s is None else np.add.reduceat(batch.duration_s, firsts),
-        **{
-            name: None if values is None else [values[first] for first in firsts.tolist()]
-            for name, values in ids.items()
-        },
+    without: dict[str, Any] = {
+        "infos": {},
+        "custom_data": {},
+        "leftovers": {},
+        "lookback": None,
+        "duration_s": None,
     }
+    batch = EpisodeBatch(**{**batch._fields(), **without, **dict.fromkeys(AGENT_LISTS), "meta": None})
+    return batch.joined(*batch.runs(batch.episode_ids, np.zeros(len(batch), np.int64)))

@@ -32,7 +32,6 @@ import optree
 
 from rlzmq.core.errors import ProtocolError, refuses_as
 from rlzmq.core.plain import checked_dtype, from_plain, to_plain
-from rlzmq.episodes import episode_gather
 from rlzmq.episodes.agent_timelines import Pending
 from rlzmq.episodes.batch_columns import ID_LISTS, BatchColumns
 from rlzmq.episodes.columns import Columns, ragged_arange
@@ -236,7 +235,7 @@ def _trimmed(batch: BatchColumns) -> tuple[BatchColumns, int, int]:
     high = int((batch.start + batch.length).max()) + 1
     num_used = int((batch.lookback + batch.length).sum()) + len(batch)
     if 2 * num_used < high - low or num_used > 2 * (high - low) or int(batch.length.sum()) > high - low:
-        batch = episode_gather.compact(BatchColumns, batch)
+        batch = batch.compacted()
         low, high = 0, batch.num_slots
     return batch, low, high
 

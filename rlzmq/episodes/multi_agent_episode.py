@@ -88,7 +88,7 @@ class MultiAgentEpisode(MultiAgentGetters):
     """
 
     SKIP_ENV_TS_TAG = "S"
-    _source: tuple[list[Any], list[Any]]  # of a batch's items, see `shared_columns.multi_agent_facts`
+    _source: tuple[list[Any], list[Any]]  # of a batch's items, see `batch_items.is_changed`
 
     def __init__(
         self,

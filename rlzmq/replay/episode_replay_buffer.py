@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from rlzmq.core.errors import ConfigurationError
 from rlzmq.core.tree import tree_rows
-from rlzmq.episodes.agent_groups import kind_of
+from rlzmq.episodes.batch_items import kind_of
 from rlzmq.episodes.columns import Columns
 from rlzmq.episodes.episode_batch import EpisodeBatch
 from rlzmq.replay.replay_buffer import ReplayBuffer

@@ -10,7 +10,7 @@ import pytest
 
 from rlzmq import EpisodeBatch, SingleAgentEpisode
 from rlzmq.episodes.columns import Columns
-from rlzmq.episodes.shared_columns import _PARTS, SharedColumns
+from rlzmq.episodes.batch_items import _PARTS, SharedColumns
 
 
 def batch_of(num: int = 3, length: int = 4) -> EpisodeBatch:

@@ -1,0 +1,610 @@
+"""Batches of episodes, and episodes of batches: columns are stacked from episodes, and items are views of columns.
+
+The parts of an item are created on access, and changes to them are detected.
+"""
+
+from __future__ import annotations
+
+import operator
+from typing import Any, TypeVar
+
+import gymnasium as gym
+import numpy as np
+
+from rlzmq.core.spaces import space_filler
+from rlzmq.core.tree import (
+    tree_flatten,
+    tree_leaves,
+    tree_map,
+    tree_stack,
+    tree_zeros_like,
+)
+from rlzmq.episodes.agent_timelines import AgentTrack, Timeline
+from rlzmq.episodes.batch_columns import AGENT_LISTS, TABLE, BatchColumns, common_space, concatenated
+from rlzmq.episodes.columns import Columns
+from rlzmq.episodes.episode_columns import REWARD_SPACE, InfosBuffer, located
+from rlzmq.episodes.lookback_buffer import InfiniteLookbackBuffer
+from rlzmq.episodes.multi_agent_episode import MultiAgentEpisode
+from rlzmq.episodes.single_agent_episode import SingleAgentEpisode
+from rlzmq.episodes.step_values import as_rewards
+
+__all__ = ["SharedColumns", "from_episodes", "is_changed", "kind_of", "new_item"]
+
+B = TypeVar("B", bound=BatchColumns)
+
+_DICT = frozenset({dict})
+_NO_AGENT = (None,) * len(AGENT_LISTS)
+# One chunk's values of `columns.TABLE`.
+Row = tuple[int, int, int, int, bool, bool, int]
+
+
+def from_episodes(cls: type[B], episodes: list[Any]) -> B:
+    """See `EpisodeBatch.from_episodes`."""
+    kinds = set(map(kind_of, episodes))
+    if "several agents" not in kinds:
+        return _of_one_agent(cls, episodes)
+    if len(kinds) > 1:
+        raise TypeError("expected SingleAgentEpisodes or MultiAgentEpisodes to batch, got both.")
+    return _of_agents(cls, episodes)
+
+
+def kind_of(episode: object) -> str:
+    """Return "several agents" for a MultiAgentEpisode, "one agent" for a SingleAgentEpisode, "" for anything else."""
+    if isinstance(episode, SingleAgentEpisode):
+        return "one agent"
+    return "several agents" if isinstance(episode, MultiAgentEpisode) else ""
+
+
+# -- from episodes ------------------------------------------------------------------------------------
+
+
+def _of_one_agent(cls: type[B], episodes: list[SingleAgentEpisode]) -> B:
+    """Return a batch of SingleAgentEpisodes; see `EpisodeBatch.from_episodes`."""
+    if not episodes:
+        empty = np.zeros(0, np.float32)
+        columns: dict[str, Any] = {Columns.OBS: empty, Columns.ACTIONS: empty, Columns.REWARDS: empty}
+        return cls(columns, start=[], length=[])
+    for episode in episodes:
+        if not hasattr(episode, "observations"):
+            raise TypeError(
+                f"expected SingleAgentEpisodes to batch, got {type(episode).__name__} {episode!r:.80}."
+            )
+        if episode.observations.len_incl_lookback() != episode.rewards.len_incl_lookback() + 1:
+            raise ValueError(
+                f"Episode {episode.id_!r}: expected one observation more than rewards to batch it, got "
+                f"{episode.observations.len_incl_lookback()} and {episode.rewards.len_incl_lookback()}."
+            )
+    length = np.array([len(episode) for episode in episodes], np.int64)
+    lookback = np.array([episode.rewards.lookback for episode in episodes], np.int64)
+    num_slots = length + lookback + 1
+    offset = np.cumsum(num_slots) - num_slots
+    return cls(
+        _columns(episodes),
+        start=offset + lookback,
+        length=length,
+        lookback=lookback,
+        t_started=[episode.t_started for episode in episodes],
+        terminated=[episode.is_terminated for episode in episodes],
+        truncated=[episode.is_truncated for episode in episodes],
+        episode_ids=[episode.id_ for episode in episodes],
+        **{name: _ids(episodes, name.removesuffix("s")) for name in AGENT_LISTS},
+        initial_state=_initial_states(episodes),
+        infos=_sparse_infos(episodes, offset.tolist()),
+        custom_data={
+            i: dict(episode.custom_data) for i, episode in enumerate(episodes) if episode.custom_data
+        },
+        duration_s=[episode.get_duration_s() for episode in episodes],
+        observation_space=common_space([episode.observation_space for episode in episodes]),
+        action_space=common_space([episode.action_space for episode in episodes]),
+    )
+
+
+def _ids(episodes: list[SingleAgentEpisode], attribute: str) -> Any:
+    values = [getattr(episode, attribute) for episode in episodes]
+    return None if all(value is None for value in values) else values
+
+
+def _columns(episodes: list[SingleAgentEpisode]) -> dict[str, Any]:
+    num_steps = [episode.rewards.len_incl_lookback() for episode in episodes]
+    num_observations = [num + 1 for num in num_steps]
+    observations = [episode.observations for episode in episodes]
+    columns = {Columns.OBS: _gather(episodes, Columns.OBS, observations, num_observations, 0)}
+    for name, buffers in (
+        (Columns.ACTIONS, [episode.actions for episode in episodes]),
+        (Columns.REWARDS, [episode.rewards for episode in episodes]),
+    ):
+        columns[name] = _gather(episodes, name, buffers, num_steps, 1)
+    names: dict[str, None] = {}
+    for episode in episodes:
+        names.update(dict.fromkeys(episode.extra_model_outputs))
+    none = InfiniteLookbackBuffer()
+    for name in names:
+        buffers = [episode.extra_model_outputs.get(name, none) for episode in episodes]
+        columns[name] = _gather(episodes, name, buffers, num_steps, 1)
+    return columns
+
+
+def _gather(
+    episodes: list[SingleAgentEpisode],
+    name: str,
+    buffers: list[InfiniteLookbackBuffer],
+    wanted: list[int],
+    num_pads: int,
+) -> Any:
+    """Return one column of all episodes concatenated, with ``num_pads`` unused slots after each."""
+    sizes = [buffer.len_incl_lookback() for buffer in buffers]
+    for episode, size, num in zip(episodes, sizes, wanted, strict=True) if sizes != wanted else ():
+        # An episode without steps may lack a column that others have.
+        if size != num and (len(episode) or size):
+            raise ValueError(
+                f"Episode {episode.id_!r}, column {name!r}: expected {num} items (lookback included), got "
+                f"{size}: all episodes of a batch have the same columns."
+            )
+    if name == Columns.REWARDS:
+        for episode, buffer in zip(episodes, buffers, strict=True):
+            try:
+                as_rewards(buffer.data)
+            except ValueError as error:
+                raise ValueError(f"Episode {episode.id_!r}, column {name!r}: {error}") from None
+    total = sum(wanted) + num_pads * len(episodes)
+    first = next((i for i, size in enumerate(sizes) if size), None)
+    if first is None:
+        space = buffers[0].space
+        return np.zeros(total, np.float32) if space is None else space_filler(space, 0, lead=(total,))
+    try:
+        data = [buffer.data if size else [] for buffer, size in zip(buffers, sizes, strict=True)]
+        if all(type(items) is list for items in data):
+            return _stack_lists(data, wanted, data[first][0], num_pads)
+        return _join_arrays(buffers, wanted, buffers[first], num_pads)
+    except (ValueError, TypeError) as error:
+        raise ValueError(
+            f"Episodes {[episode.id_ for episode in episodes][:4]}…, column {name!r}: {error}"
+        ) from error
+
+
+def _stack_lists(lists: list[Any], wanted: list[int], filler: object, num_pads: int) -> Any:
+    items: list[Any] = []
+    for data, num in zip(lists, wanted, strict=True):
+        items += data
+        items += [filler] * (num - len(data) + num_pads)
+    return tree_stack(items)
+
+
+def _join_arrays(
+    buffers: list[InfiniteLookbackBuffer], wanted: list[int], template: InfiniteLookbackBuffer, num_pads: int
+) -> Any:
+    first = template.data if template.finalized else tree_stack(template.data)
+    zero = tree_zeros_like(tree_map(lambda leaf: leaf[0], first), (1,))
+    parts: list[Any] = []
+    for buffer, num in zip(buffers, wanted, strict=True):
+        size = buffer.len_incl_lookback()
+        if size:
+            parts.append(buffer.data if buffer.finalized else tree_stack(buffer.data))
+        parts.extend([zero] * (num - size + num_pads))
+    return concatenated(parts)
+
+
+def _initial_states(episodes: list[SingleAgentEpisode]) -> Any:
+    """Return the states before each chunk's first step, leaves [C, ...]; None unless all are known."""
+    states = [episode.initial_state for episode in episodes]
+    if any(state is None for state in states):
+        return None
+    return tree_stack(states)
+
+
+def _sparse_infos(episodes: list[SingleAgentEpisode], offsets: list[int]) -> dict[int, dict[str, Any]]:
+    sparse: dict[int, dict[str, Any]] = {}
+    for episode, offset in zip(episodes, offsets, strict=True):
+        if (unread := _unread_infos(episode)) is not None:
+            sparse.update((offset + position, info) for position, info in unread.items())
+            continue
+        infos = episode.infos.data
+        if not _DICT.issuperset(map(type, infos)) or any(infos):
+            placed = enumerate(infos, offset)
+            sparse.update((slot, info) for slot, info in placed if info or not isinstance(info, dict))
+    return sparse
+
+
+# -- from episodes of several agents -----------------------------------------------------------------
+
+
+class _Group:
+    """Agents' chunks that share columns."""
+
+    def __init__(self) -> None:
+        self.saes: list[SingleAgentEpisode] = []
+        self.episode: list[int] = []
+        self.order: list[int] = []
+        self.env_ts: list[int] = []
+        self.leftovers: dict[int, dict[str, Any]] = {}
+
+    def add(self, e: int, order: int, sae: SingleAgentEpisode, track: AgentTrack) -> None:
+        try:
+            left = track.leftovers(sae.rewards.len_incl_lookback())
+        except ValueError as error:
+            raise located(error, f"Episode {sae.id_!r}", "rewards") from None
+        if left:
+            self.leftovers[len(self.saes)] = left
+        self.saes.append(sae)
+        self.episode.append(e)
+        self.order.append(order)
+        self.env_ts += track.obs_env_ts
+
+    def batch(self, cls: type[B]) -> B:
+        batch = _of_one_agent(cls, self.saes)
+        batch.episode, batch.order = np.array(self.episode, np.int64), np.array(self.order, np.int64)
+        batch.env_ts, batch.leftovers = np.array(self.env_ts, np.int64), self.leftovers
+        return batch
+
+
+def _of_agents(cls: type[B], episodes: list[MultiAgentEpisode]) -> B:
+    groups: dict[Any, _Group] = {}
+    empty: list[tuple[Any, int, int, SingleAgentEpisode, AgentTrack]] = []
+    for e, episode in enumerate(episodes):
+        for order, (agent_id, sae) in enumerate(episode.agent_episodes.items()):
+            track = episode._timeline.tracks[agent_id]
+            kind = (sae.module_id, _form(sae.observations))
+            if sae.rewards.len_incl_lookback() == 0:
+                empty.append((kind, e, order, sae, track))
+                continue
+            outputs = frozenset((name, _form(column)) for name, column in sae.extra_model_outputs.items())
+            key = (kind, _form(sae.actions), outputs)
+            groups.setdefault(key, _Group()).add(e, order, sae, track)
+    by_kind = {key[0]: group for key, group in groups.items()}
+    for kind, e, order, sae, track in empty:  # without steps, it fits any columns of its module
+        group = by_kind.get(kind)
+        if group is None:
+            group = by_kind[kind] = groups[kind] = _Group()
+        group.add(e, order, sae, track)
+    left = {e: _leftovers(episode) for e, episode in enumerate(episodes)}
+    return cls(
+        {},
+        length=[len(episode) for episode in episodes],
+        lookback=[episode.len_lookback_buffer for episode in episodes],
+        t_started=[episode.env_t_started for episode in episodes],
+        terminated=[episode.is_terminated for episode in episodes],
+        truncated=[episode.is_truncated for episode in episodes],
+        episode_ids=[episode.id_ for episode in episodes],
+        custom_data={
+            e: dict(episode.custom_data) for e, episode in enumerate(episodes) if episode.custom_data
+        },
+        duration_s=[episode.get_duration_s() for episode in episodes],
+        observation_space=_observation_spaces(episodes),
+        action_space=episodes[0].action_space,
+        groups=[group.batch(cls) for group in groups.values()],
+        leftovers={e: values for e, values in left.items() if values},
+        agent_to_module_mapping_fn=episodes[0].agent_to_module_mapping_fn,
+    )
+
+
+def _leftovers(episode: MultiAgentEpisode) -> dict[str, Any]:
+    """Return the data of an episode that is not in the table."""
+    values: dict[str, Any] = {
+        "departed": dict(episode._timeline.departed),
+        "early_rewards": dict(episode._timeline.early_rewards),
+        "agent_module_ids": {
+            agent_id: module_id
+            for agent_id, module_id in episode._agent_module_ids.items()
+            if agent_id not in episode.agent_episodes
+        },
+    }
+    return {name: value for name, value in values.items() if value}
+
+
+def _observation_spaces(episodes: list[MultiAgentEpisode]) -> Any:
+    """Return the observation spaces by agent id, including those changed by connector pieces."""
+    spaces = episodes[0].observation_space
+    own = {
+        agent_id: sae.observation_space
+        for episode in episodes
+        for agent_id, sae in episode.agent_episodes.items()
+        if sae.observation_space is not None and sae.observation_space is not spaces.get(agent_id)
+    }
+    if not own:
+        return spaces
+    merged = {**dict(spaces), **own}
+    return gym.spaces.Dict(merged) if isinstance(spaces, gym.spaces.Dict) else merged
+
+
+def _form(buffer: InfiniteLookbackBuffer) -> Any:
+    """Return structure, shapes and kinds of one item of a column. Items of equal forms can be stacked into one."""
+    if not buffer.len_incl_lookback():
+        return None
+    leaves, spec = tree_flatten(buffer._at(0))
+    return spec, tuple((np.shape(leaf), np.asarray(leaf).dtype.str) for leaf in leaves)
+
+
+# -- items ------------------------------------------------------------------------------------------
+
+
+class SharedColumns:
+    """The data that a batch's episodes are views of, without the batch (which refers to its episodes).
+
+    An episode gets its ids, time steps and done flags at once, and each other attribute at its first use
+    (`SingleAgentEpisode.__getattr__`).
+    """
+
+    __slots__ = (
+        "_action_space",
+        "_agents",
+        "_columns",
+        "_custom_data",
+        "_duration_s",
+        "_extra_names",
+        "_infos",
+        "_initial_state",
+        "_observation_space",
+        "episode_ids",
+    )
+
+    def __init__(self, batch: BatchColumns) -> None:
+        self._columns = dict(batch.columns)
+        self._extra_names = batch.extra_names
+        self._infos = batch.infos
+        self._initial_state = batch.initial_state
+        self._custom_data = batch.custom_data
+        self._duration_s = batch.duration_s
+        self._observation_space = batch.observation_space
+        self._action_space = batch.action_space
+        lists = [getattr(batch, name) for name in AGENT_LISTS]
+        self._agents = None if lists.count(None) == len(lists) else lists
+        self.episode_ids: list[str] = batch.episode_ids
+
+    def episode(self, position: int, row: Row) -> SingleAgentEpisode:
+        """Return a chunk as an episode."""
+        episode = SingleAgentEpisode.__new__(SingleAgentEpisode)
+        _, length, _, t_started, episode.is_terminated, episode.is_truncated, _ = row
+        episode.id_ = self.episode_ids[position]
+        episode.t_started = t_started
+        episode.t = t_started + length
+        episode._belongs_to(self._ids(position))
+        episode._source = (self, position, row)
+        episode._created = {}
+        return episode
+
+    def _ids(self, position: int) -> tuple[Any, ...]:
+        """Return a chunk's values of `AGENT_LISTS`."""
+        if self._agents is None:
+            return _NO_AGENT
+        return tuple([None if ids is None else ids[position] for ids in self._agents])
+
+    def create(self, episode: SingleAgentEpisode, name: str) -> Any:
+        """Create the attribute ``name`` of an episode. Buffers are views of the columns.
+
+        Raises:
+            AttributeError: Episodes have no such attribute.
+        """
+        _, position, row = episode._source
+        value: Any
+        created: Any
+        match name:
+            case "observations":
+                value = created = self._view(Columns.OBS, row, 1, self._observation_space)
+            case "actions":
+                value = created = self._view(Columns.ACTIONS, row, 0, self._action_space)
+            case "rewards":
+                value = created = self._view(Columns.REWARDS, row, 0, REWARD_SPACE)
+            case "extra_model_outputs":
+                created = {extra: self._view(extra, row, 0, None) for extra in self._extra_names}
+                value = dict(created)
+            case "initial_state":
+                state = self._initial_state
+                value = None if state is None else tree_map(lambda leaf: leaf[position], state)
+                created = [value, *tree_leaves(value)]
+            case _:
+                value, created = self._fact(name, position, row), None
+        if created is not None:
+            episode._created[name] = created
+        setattr(episode, name, value)
+        return value
+
+    def _fact(self, name: str, position: int, row: Row) -> Any:
+        match name:
+            case "custom_data":
+                return dict(self._custom_data.get(position, ()))
+            case "infos":
+                return InfosBuffer._of_list(self._dense_infos(row), row[2], None)
+            case "_observation_space":
+                return self._observation_space
+            case "_action_space":
+                return self._action_space
+            case "_duration_s":
+                return 0.0 if self._duration_s is None else float(self._duration_s[position])
+            case "_last_step_time":
+                return None
+        raise AttributeError(f"'SingleAgentEpisode' object has no attribute {name!r}")
+
+    def _view(self, name: str, row: Row, further: int, space: Any) -> InfiniteLookbackBuffer:
+        start, length, lookback, *_ = row
+        first, num, column = start - lookback, lookback + length + further, self._columns[name]
+        end = first + num
+        if isinstance(column, np.ndarray):
+            arrays = column[first:end]
+        else:
+            arrays = tree_map(lambda leaf: leaf[first:end], column)
+        return InfiniteLookbackBuffer._of_view(arrays, num, lookback, space)
+
+    def _dense_infos(self, row: Row) -> list[Any]:
+        sparse = self._infos
+        slots = range(row[0] - row[2], row[0] + row[1] + 1)
+        return [sparse.get(slot, {}) for slot in slots] if sparse else [{} for _ in slots]
+
+    def sparse_infos(self, row: Row) -> dict[int, dict[str, Any]]:
+        """Return the non-empty infos of a chunk by position, counted from the first one including the lookback part."""
+        begin, end = row[0] - row[2], row[0] + row[1] + 1
+        return {slot - begin: self._infos[slot] for slot in self._infos if begin <= slot < end}
+
+    def differs(self, episode: SingleAgentEpisode, position: int, row: Row) -> bool:
+        """Return whether an episode created here has changed."""
+        _, length, lookback, t_started, terminated, truncated, _ = row
+        facts = (self.episode_ids[position], *self._ids(position), t_started, t_started + length)
+        if (terminated, truncated) != (episode.is_terminated, episode.is_truncated) or facts != (
+            episode.id_,
+            *episode._ids(),
+            episode.t_started,
+            episode.t,
+        ):
+            return True
+        read = _values(episode)
+        created = episode._created
+        for name in ("observations", "actions", "rewards"):
+            if name in read and (
+                read[name] is not created.get(name)
+                or not _is_view(read[name], lookback, length + (name == "observations"))
+            ):
+                return True
+        if "extra_model_outputs" in read:
+            extras, created_extras = read["extra_model_outputs"], created.get("extra_model_outputs", {})
+            if extras.keys() != created_extras.keys() or any(
+                buffer is not created_extras[name] or not _is_view(buffer, lookback, length)
+                for name, buffer in extras.items()
+            ):
+                return True
+        if "initial_state" in read:
+            state = read["initial_state"]
+            if not _are_same([state, *tree_leaves(state)], created.get("initial_state", [None])):
+                return True
+        if "custom_data" in read:
+            before = self._custom_data.get(position, {})
+            if not _are_same(
+                [*read["custom_data"], *read["custom_data"].values()], [*before, *before.values()]
+            ):
+                return True
+        if "infos" not in read:
+            return False
+        infos, infos_before = read["infos"].data, self._dense_infos(row)
+        return len(infos) != len(infos_before) or any(
+            info is not old and bool(info or old) for info, old in zip(infos, infos_before, strict=True)
+        )
+
+
+_PARTS = (
+    "observations",
+    "actions",
+    "rewards",
+    "extra_model_outputs",
+    "initial_state",
+    "custom_data",
+    "infos",
+)
+_SLOTS: dict[str, Any] = {name: getattr(SingleAgentEpisode, name) for name in _PARTS}
+
+
+def _values(episode: SingleAgentEpisode) -> dict[str, Any]:
+    """Return the parts of an episode that have been read or set."""
+    values = {}
+    for name, slot in _SLOTS.items():
+        try:
+            values[name] = slot.__get__(episode)
+        except AttributeError:
+            continue
+    return values
+
+
+def is_changed(episode: Any) -> bool:
+    """Return whether an item of an `EpisodeBatch` differs from the batch's columns and tables."""
+    if isinstance(episode, MultiAgentEpisode):
+        values, objects = episode._source
+        values_now, objects_now = _facts_of_agents(episode)
+        return (
+            values_now != values
+            or not _are_same(objects_now, objects)
+            or any(map(is_changed, episode.agent_episodes.values()))
+        )
+    shared, position, row = episode._source
+    return bool(shared.differs(episode, position, row))
+
+
+def _unread_infos(episode: SingleAgentEpisode) -> dict[int, dict[str, Any]] | None:
+    """Return an episode's non-empty infos by position if they are still the batch's, otherwise None."""
+    try:
+        _SLOTS["infos"].__get__(episode)
+    except AttributeError:
+        shared, _, row = episode._source
+        return shared.sparse_infos(row)
+    return None
+
+
+def new_item(batch: BatchColumns, position: int) -> Any:
+    """Return a chunk as an episode."""
+    return _new_episode(batch, position) if batch.groups is None else _new_episode_of_agents(batch, position)
+
+
+def _new_episode(batch: BatchColumns, position: int) -> SingleAgentEpisode:
+    row: Any = tuple(getattr(batch, name).item(position) for name in TABLE)
+    return SharedColumns(batch).episode(position, row)
+
+
+def _is_view(buffer: InfiniteLookbackBuffer, lookback: int, num: int) -> bool:
+    """Return whether a buffer is still a view: it owns nothing and has as many items as at its creation."""
+    return (
+        not buffer._owned
+        and buffer._items is None
+        and buffer.lookback == lookback
+        and buffer._num == lookback + num
+    )
+
+
+def _are_same(left: list[Any], right: list[Any]) -> bool:
+    """Return whether two lists have the same objects."""
+    return len(left) == len(right) and all(map(operator.is_, left, right))
+
+
+# -- items of several agents --------------------------------------------------------------------------
+
+
+def _new_episode_of_agents(batch: BatchColumns, e: int) -> MultiAgentEpisode:
+    """Return a chunk of a batch of several agents as an episode."""
+    left = batch.leftovers.get(e, {})
+    episode = MultiAgentEpisode(
+        batch.episode_ids[e],
+        left.get("agent_module_ids"),
+        batch.agent_to_module_mapping_fn,
+        observation_space=batch.observation_space,
+        action_space=batch.action_space,
+    )
+    timeline = Timeline(int(batch.t_started[e]), int(batch.lookback[e]))
+    timeline.env_t += int(batch.length[e])
+    timeline.is_terminated, timeline.is_truncated = bool(batch.terminated[e]), bool(batch.truncated[e])
+    timeline.departed = dict(left.get("departed", ()))
+    timeline.early_rewards = dict(left.get("early_rewards", ()))
+    found = []
+    for group in batch.groups or ():
+        of_episode, order, env_ts = group.links
+        for c in np.flatnonzero(of_episode == e).tolist():
+            sae = _new_episode(group, c)
+            first = int(group.start[c])
+            times = env_ts[first - int(group.lookback[c]) : first + int(group.length[c]) + 1].tolist()
+            track = AgentTrack.of_chunk(
+                times, sae.is_terminated, sae.is_truncated, group.leftovers.get(c, {})
+            )
+            if track.output_keys is None and len(times) > 1:
+                track.output_keys = frozenset(sae.extra_model_outputs)
+            if batch.observation_space:
+                sae.observation_space = batch.observation_space.get(sae.agent_id)
+            if batch.action_space:
+                sae.action_space = batch.action_space.get(sae.agent_id)
+            found.append((int(order[c]), sae, track))
+    for _, sae, track in sorted(found, key=lambda item: item[0]):
+        timeline.tracks[sae.agent_id] = track
+        episode.agent_episodes[sae.agent_id] = sae
+        episode._agent_module_ids.setdefault(sae.agent_id, sae.module_id or episode.module_for(sae.agent_id))
+    episode._timeline = timeline
+    episode.custom_data = dict(batch.custom_data.get(e, ()))
+    episode._duration_s = 0.0 if batch.duration_s is None else float(batch.duration_s[e])
+    episode._source = _facts_of_agents(episode)
+    return episode
+
+
+def _facts_of_agents(episode: MultiAgentEpisode) -> tuple[list[Any], list[Any]]:
+    """Return what tells whether an episode of several agents was changed: values, and objects (ids are reused)."""
+    values = [
+        episode.id_,
+        episode.env_t_started,
+        episode.env_t,
+        episode.is_terminated,
+        episode.is_truncated,
+        *episode.agent_episodes,
+        *episode.custom_data,
+    ]
+    return values, [*episode.agent_episodes.values(), *episode.custom_data.values()]
