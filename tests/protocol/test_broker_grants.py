@@ -7,9 +7,7 @@ from core_fakes import Bench, bench_with_runner
 
 from rlzmq.protocol.events import Malformed, Tick
 from rlzmq.wire.messages import (
-    Accepted,
     ConnectorState,
-    DriverState,
     Goodbye,
     LeaseReturned,
     Notice,
@@ -20,7 +18,6 @@ from rlzmq.wire.messages import (
     RunnerState,
     ShardPlan,
     ShardReady,
-    Train,
     UpdateReport,
     Welcome,
 )
@@ -53,14 +50,6 @@ def test_leases_of_an_on_policy_update_name_exactly_its_version():
     assert bench.leases() == []
     bench.fragment(steps=18, lease_id=0)
     assert bench.state.leases.leased_env_steps() == 20
-
-
-def test_the_last_env_step_of_a_batch_is_granted():
-    bench = Bench()
-    bench.ready_run(batch=1)
-    bench.runner(num_envs=1)
-    (lease,) = bench.leases()
-    assert lease.num_vector_steps == 1
 
 
 def test_what_autoreset_took_is_granted_again_exactly():
@@ -112,22 +101,6 @@ def test_a_slow_runner_gets_less_of_the_rest_and_is_cut_after_twice_its_time():
     assert limits
 
 
-def test_what_a_slow_runner_left_of_its_lease_is_granted_to_others():
-    bench = Bench()
-    bench.ready_run(batch=84)
-    bench.runner("a")
-    bench.runner("b")
-    bench.now = 1.0
-    (trial,) = bench.state.leases.of_peer("uuid-b")
-    bench.fragment(trial.lease_id, steps=4, runner="b")
-    for lease in bench.state.leases.of_peer("uuid-b"):
-        bench.fragment(lease.lease_id, steps=20, runner="b")
-    assert bench.leases("b") == [], "a holds all that is left"
-    bench.fragment(bench.state.leases.of_peer("uuid-a")[0].lease_id, steps=4, runner="a")
-    (rest,) = bench.leases("b")
-    assert rest.num_vector_steps * 4 == 20 - 4
-
-
 def test_a_peer_that_keeps_sending_what_no_peer_sends_is_expelled_and_its_place_is_free():
     bench = bench_with_runner(batch=400)
     for _ in range(9):
@@ -152,20 +125,6 @@ def test_the_driver_is_never_expelled():
     for _ in range(30):
         bench.event(Malformed(b"driver", "dtype", "x"))
     assert bench.state.driver is not None
-
-
-def test_runners_take_turns():
-    bench = Bench()
-    bench.ready_run(batch=60)
-    bench.runner("a")
-    assert len(bench.leases("a")) == 2
-    bench.runner("b")
-    (lease,) = bench.leases("b")
-    bench.fragment(lease.lease_id, steps=lease.num_vector_steps * 4, runner="b")
-    assert bench.leases("a") == [], "a holds two already"
-    assert [lease.accepted for lease in bench.leases("b")] + [
-        accepted.accepted for accepted in bench.sent("b", Accepted)
-    ] == [((0, 0),)]
 
 
 def test_expired_leases_go_to_someone_else_and_the_late_fragment_still_counts():
@@ -232,18 +191,6 @@ def test_a_lease_without_progress_is_kept_while_nobody_else_is_free():
     assert lease.lease_id not in bench.state.leases.leases
 
 
-def test_a_lease_waits_for_a_slow_runner_by_the_steps_that_it_has_shown():
-    bench, (lease,) = _two_runners(lease_timeout_s=30.0)
-    bench.state.runners["uuid-a"].pace.note(20, 400.0)
-    assert _work(bench, [lease.lease_id], 80.0, every=20.0) == []
-    bench.now = 80.0 + 5 * 20.0 - 1.0
-    bench.event(Tick())
-    assert bench.state.leases.of_peer("uuid-a")
-    bench.now += 1.0
-    bench.event(Tick())
-    assert not bench.state.leases.of_peer("uuid-a")
-
-
 def test_a_runner_that_shows_progress_and_delivers_nothing_loses_its_lease_and_gets_no_other():
     bench, (lease,) = _two_runners(lease_timeout_s=30.0)
     told = _work(bench, [lease.lease_id], 60.0)
@@ -258,42 +205,6 @@ def test_a_runner_that_shows_progress_and_delivers_nothing_loses_its_lease_and_g
     assert bench.leases("a") == []
     bench.fragment(lease.lease_id, steps=4, runner="a")
     assert len(bench.leases("a")) == 1, "it has delivered"
-
-
-def test_who_has_delivered_is_not_overdue_for_its_next_heartbeat():
-    bench, (lease,) = _two_runners(lease_timeout_s=30.0)
-    assert _work(bench, [lease.lease_id], 60.0) == ["lease_expired"]
-    a = bench.state.runners["uuid-a"]
-    assert a.is_suspect
-    bench.fragment(lease.lease_id, steps=4, runner="a")
-    for message in (_says([], progress=99), _says([], is_sampling=False)):
-        bench.send("a", message)
-        assert not a.is_suspect
-
-
-def test_progress_clears_suspicion():
-    bench, (lease,) = _two_runners(lease_timeout_s=3.0)
-    bench.send("a", _says([lease.lease_id], progress=1))
-    bench.now = 3.0
-    bench.event(Tick())
-    a = bench.state.runners["uuid-a"]
-    assert a.is_suspect
-    bench.send("a", _says([lease.lease_id], progress=1))
-    assert a.is_suspect, "it stands where it stood"
-    bench.send("a", _says([lease.lease_id], progress=2))
-    assert not a.is_suspect
-
-
-def test_a_heartbeat_ends_no_lease_while_a_fragment_that_may_answer_it_is_on_its_way():
-    bench = Bench(resend_s=2.0)
-    bench.ready_run(batch=4)
-    bench.runner()
-    (lease,) = bench.leases()
-    bench.now = 5.0
-    bench.send("runner", _says([], is_sampling=False, unaccepted=((0, 0),)))
-    assert list(bench.state.leases.leases) == [lease.lease_id]
-    bench.send("runner", _says([], is_sampling=False))
-    assert lease.lease_id not in bench.state.leases.leases
 
 
 def test_a_runner_that_has_shown_nothing_yet_gets_one_small_lease_beside_others():
@@ -324,16 +235,6 @@ def test_what_a_runner_claims_counts_only_once_it_has_shown_it():
     assert bench.state.most_envs == 4, "nor does it widen the bound on staleness for ever"
 
 
-def test_a_lease_that_never_arrived_is_granted_anew():
-    bench = Bench(resend_s=2.0)
-    bench.ready_run(batch=4)
-    bench.runner()
-    bench.now = 2.0
-    state = RunnerState(0, 0, (), (), False, 1, 0, -1, 0, 0)
-    bench.send("runner", state)
-    assert len(bench.leases()) == 1
-
-
 def test_more_than_a_share_of_the_memory_is_not_taken_without_a_lease():
     bench = Bench(window_bytes=1000, memory_bytes=1000, resent_bytes=500)
     bench.driver()
@@ -346,18 +247,6 @@ def test_more_than_a_share_of_the_memory_is_not_taken_without_a_lease():
     assert bench.sent("runner", Rejected)[0].reason == "overrun"
     assert bench.state.ledger.num_bytes <= 1000
     assert bench.state.ledger.accounting.dropped == {"rejected": 1}
-
-
-def test_a_returned_lease_is_granted_to_the_next():
-    bench = Bench()
-    bench.ready_run(batch=4)
-    bench.runner("a")
-    (lease,) = bench.leases("a")
-    bench.send("b", LeaseReturned(lease.lease_id, "not its own"))
-    bench.runner("b")
-    assert bench.leases("b") == []
-    bench.send("a", LeaseReturned(lease.lease_id, "leaving"))
-    assert len(bench.leases("b")) == 1
 
 
 def test_pause_and_resume():
@@ -407,32 +296,6 @@ def test_the_window_stops_running_ahead_but_never_starves_the_batch():
     assert held >= 20
     bench.fragment(leases[1].lease_id, steps=20)
     assert bench.leases() == []
-
-
-def test_a_lease_ends_before_what_it_samples_is_too_old():
-    bench = Bench(max_leases_per_runner=1)
-    bench.ready_run(batch=40, staleness=2, max_policy_lag=2)
-    for name in ("fast", "slow"):
-        bench.runner(name)
-    for update_id in range(6):
-        bench.now += 0.5
-        for lease in bench.state.leases.of_peer("uuid-fast"):
-            bench.fragment(lease.lease_id, steps=lease.num_env_steps, runner="fast", version=update_id)
-        bench.fragment(steps=20, runner="fast", version=update_id)
-        if update_id == 5:
-            break
-        plan = bench.state.runs[update_id]
-        bench.send("learner-0", ShardReady(update_id, plan.attempt, 1, 0))
-        bench.done(Train(5, update_id, plan.attempt, 1, 40))
-        bench.weights(update_id + 1)
-        bench.send("driver", DriverState(next_report=update_id + 1, min_generation=-1))
-        bench.open(update_id + 1, batch=40, staleness=2, max_policy_lag=2)
-    # The slow one has held its first lease all along; a new one is cut within an update's time.
-    (old,) = bench.state.leases.of_peer("uuid-slow")
-    bench.fragment(old.lease_id, steps=20, runner="slow", version=0)
-    (new,) = bench.state.leases.of_peer("uuid-slow")
-    assert 0.0 < new.max_s <= 0.5
-    assert new.max_s < old.max_s
 
 
 def _held_after_a_slow_way(names):

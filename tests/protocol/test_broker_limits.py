@@ -6,19 +6,15 @@ import pytest
 from core_fakes import Bench
 
 from rlzmq.protocol.driver_core import parse_report
-from rlzmq.protocol.events import PeerLost, Received, Tick
+from rlzmq.protocol.events import Received, Tick
 from rlzmq.wire.messages import (
     Accepted,
     DriverState,
     Goodbye,
     Hello,
     Notice,
-    Pause,
-    Progress,
     Refused,
     Rejected,
-    Reset,
-    Resume,
     RunnerState,
     Train,
     UpdateReport,
@@ -133,15 +129,6 @@ def test_a_runner_cannot_be_done_with_what_it_never_sent():
     assert bench.state.ledger.runner("uuid-runner", 1).watermark == 0
 
 
-def test_a_process_that_takes_another_role_leaves_its_former_place():
-    bench = _running()
-    bench.hello("runner", "observer", uuid="uuid-runner", name="looking-on")
-    assert not bench.state.runners
-    assert bench.state.leases.leased_env_steps() == 0
-    bench.event(PeerLost(b"runner"))
-    assert set(bench.state.by_routing) == {b"driver", b"learner-0"}
-
-
 def test_fragments_of_a_fenced_process_are_counted_only_as_far_as_it_may_have_sent_them():
     bench = _running()
     bench.hello("again", "runner", num_envs=4, name="runner", uuid="newer", incarnation=2)
@@ -166,17 +153,6 @@ def test_what_is_held_is_not_refused_when_it_comes_again_whatever_the_memory():
     assert (accounting.sampled, accounting.pending, accounting.num_duplicates) == (20, 20, 2)
 
 
-def test_a_batch_that_one_runner_holds_is_taken_back_by_a_new_broker():
-    bench = Bench(window_bytes=100, memory_bytes=100)
-    bench.driver()
-    for name in "abc":
-        bench.runner(name)
-    for _ in range(20):
-        bench.fragment(runner="a")
-        assert bench.sent("a", Rejected) == []
-    assert bench.state.ledger.accounting.pending == 400
-
-
 @pytest.mark.parametrize("bound", ["resent_bytes", "window_bytes", "memory_bytes"])
 def test_without_leases_a_runner_fills_its_share_to_the_last_byte(bound):
     measured = Bench()
@@ -192,36 +168,7 @@ def test_without_leases_a_runner_fills_its_share_to_the_last_byte(bound):
     assert rejected == [[], [], ["overrun"]]
 
 
-def test_runners_share_the_memory():
-    measured = Bench()
-    measured.runner()
-    measured.fragment(steps=1)
-    bench = Bench(resent_bytes=0, window_bytes=0, memory_bytes=4 * measured.state.ledger.num_bytes)
-    bench.runner()
-    bench.runner("other")
-    for num_accepted in (1, 2, 2):
-        bench.fragment(steps=1)
-        assert bench.state.ledger.accounting.pending == num_accepted
-
-
 # ------------------------------------------------------------------ records
-
-
-def test_reports_tell_watermarks_that_moved_and_all_of_them_after_a_reset():
-    bench = _running()
-    assert _train(bench, 0).watermarks == {("uuid-runner", 1): 1}
-    bench.runner("idle")
-    bench.send("driver", Reset(2, 0))
-    bench.learner(generation=2, lineage=2)
-    bench.weights(0, generation=2)
-    bench.open(0, batch=20, min_generation=2)
-    bench.fragment(runner="idle", generation=2)
-    out = bench.done(bench.make_ready())
-    (report,) = [item for item in out if isinstance(getattr(item, "message", None), UpdateReport)]
-    assert parse_report(report.message, report.payload).watermarks == {
-        ("uuid-runner", 1): 1,
-        ("uuid-idle", 1): 1,
-    }
 
 
 def test_a_runner_that_is_gone_for_long_is_forgotten_and_may_not_come_back():
@@ -300,23 +247,3 @@ def test_a_newcomer_that_is_forgotten_is_none_any_more():
     bench.send("a", Goodbye("bye"))
     assert _kept(bench, 60.0) == []
     assert len(bench.state.newcomers) == 0
-
-
-# ------------------------------------------------------------------ time, drivers
-
-
-def _ticks(bench: Bench, until: float) -> list:
-    out = []
-    while bench.now < until:
-        bench.now += 0.5
-        out += bench.event(Tick())
-    return out
-
-
-def test_the_driver_sees_whether_the_broker_is_paused():
-    bench = _running()
-    for message, is_paused in ((Pause(), True), (Resume(), False)):
-        bench.send("driver", message)
-        bench.now += 1.0
-        bench.event(Tick())
-        assert bench.sent("driver", Progress)[0].is_paused is is_paused

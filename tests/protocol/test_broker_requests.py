@@ -2,37 +2,19 @@
 
 from __future__ import annotations
 
-from core_fakes import Bench, bench_with_runner
+from core_fakes import Bench
 
 from rlzmq.wire.codec import FragmentId
 from rlzmq.wire.fragment_message import FragmentRange, pack_ranges
 from rlzmq.wire.messages import (
-    Config,
-    ConfigRequest,
     Rejected,
     TraceClock,
     TraceEvents,
-    UpdateDone,
-    UpdateReport,
 )
 
 
 def _range(seq: int, num_steps: int = 20) -> FragmentRange:
     return FragmentRange(FragmentId("uuid-runner", 1, seq), 0, num_steps)
-
-
-def _reports(bench: Bench) -> list[int]:
-    return [report.update_id for report in bench.sent("driver", UpdateReport)]
-
-
-def _trained(bench: Bench) -> UpdateReport:
-    """Update 0 of twenty steps, committed."""
-    bench.ready_run(batch=20)
-    bench.runner()
-    bench.fragment(bench.leases()[0].lease_id, steps=20)
-    bench.done(bench.make_ready())
-    (report,) = bench.sent("driver", UpdateReport)
-    return report
 
 
 # ------------------------------------------------------------------ a driver comes
@@ -73,35 +55,6 @@ def test_what_was_sampled_before_the_drivers_lineage_is_dropped():
     assert (accounting.dropped, accounting.pending) == ({"rolled_back": 10}, 20)
     bench.fragment(steps=5, generation=1)
     assert accounting.dropped == {"rolled_back": 15}
-
-
-# ------------------------------------------------------------------ it asks
-
-
-def test_a_config_without_content_replaces_none():
-    bench = Bench()
-    bench.driver()
-    bench.send("driver", Config("run", "digest"), (b"the config",))
-    bench.send("driver", Config("run", "other"))
-    bench.send("new", ConfigRequest())
-    (config,) = bench.sent("new", Config)
-    assert config.config_digest == "digest"
-
-
-# ------------------------------------------------------------------ it hears
-
-
-def test_a_result_in_another_ranks_name_is_ignored():
-    bench = bench_with_runner(batch=20, steps=20)
-    plan = bench.make_ready()
-    message = UpdateDone(0, plan.attempt, 1, 1, 2, True, 20)
-    bench.send("learner-0", message, (b"r", *pack_ranges(bench.state.runs[0].ranges)))
-    assert _reports(bench) == []
-    bench.done(plan)
-    assert _reports(bench) == [0]
-
-
-# ------------------------------------------------------------------ what is dropped when
 
 
 # ------------------------------------------------------------------ the trace

@@ -5,12 +5,7 @@ from __future__ import annotations
 import pytest
 from core_fakes import Bench
 
-from rlzmq.protocol.events import Tick
-from rlzmq.wire.messages import Goodbye, LeaseReturned, Pause, Resume, RunnerState, ShardReady, Train
-
-
-def _idle(lease_ids: tuple[int, ...] = ()) -> RunnerState:
-    return RunnerState(0, 0, (), lease_ids, False, 1, 0, -1, 0, 0)
+from rlzmq.wire.messages import Goodbye, LeaseReturned, Pause, Resume, ShardReady, Train
 
 
 def _env_steps(bench: Bench, runner: str = "runner", num_envs: int = 4) -> int:
@@ -31,34 +26,6 @@ def test_only_a_lease_that_is_out_can_be_returned_and_only_by_its_holder():
         bench.send(peer, LeaseReturned(lease_id, "not its own"))
         assert list(bench.state.leases.leases) == [lease.lease_id]
     assert bench.state.refused == {}
-
-
-def test_an_idle_runner_that_had_let_a_lease_expire_gets_another():
-    bench = Bench(peer_timeout_s=1e4)
-    bench.ready_run(batch=20, lease_timeout_s=3.0)
-    bench.runner("a")
-    bench.send("a", RunnerState(0, 0, (), (1,), True, 1, 0, -1, 7, 0))
-    bench.runner("b")
-    bench.now = 3.0
-    bench.event(Tick())
-    assert [runner["is_suspect"] for runner in bench.core.status()["runners"]] == [True, False]
-    assert bench.leases("a") == []
-    bench.send("a", _idle())
-    assert [runner["is_suspect"] for runner in bench.core.status()["runners"]] == [False, False]
-    assert bench.leases("a")
-
-
-def test_a_lease_that_is_on_its_way_is_not_granted_anew():
-    bench = Bench(resend_s=2.0)
-    bench.now = 10.0
-    bench.ready_run(batch=4)
-    bench.runner()
-    bench.now = 11.5
-    bench.send("runner", _idle())
-    assert bench.leases() == []
-    bench.now = 12.0
-    bench.send("runner", _idle())
-    assert len(bench.leases()) == 1
 
 
 # ------------------------------------------------------------------ running ahead
@@ -118,10 +85,6 @@ def test_runners_that_are_free_at_once_get_no_more_than_the_slots_allow_in_all(b
     assert _three_at_once(batch, staleness=1, max_policy_lag=1, fragment_length=40) == [[40], [], []]
 
 
-def test_a_batch_is_dealt_out_to_all_runners_that_are_not_suspect():
-    assert _three_at_once(40, fragment_length=50) == [[16], [16], [8]]
-
-
 def test_a_lease_is_never_more_than_the_slots_allow():
     bench = Bench(max_leases_per_runner=100)
     bench.ready_run(batch=90, staleness=1, max_policy_lag=1, fragment_length=40)
@@ -129,26 +92,6 @@ def test_a_lease_is_never_more_than_the_slots_allow():
     assert _env_steps(bench, "a") == 160
     bench.runner("b")
     assert bench.leases("b") == [], "20 steps are left: less than its small lease of 40"
-
-
-def test_messages_that_are_not_trained_yet_count_against_the_window_with_the_leases():
-    bench = Bench(max_leases_per_runner=100, window_messages=0)
-    bench.ready_run(batch=20, staleness=9, max_policy_lag=9)
-    bench.runner()
-    for _ in range(15):  # of each lease autoresets have left one step
-        bench.fragment(bench.state.leases.of_peer("uuid-runner")[0].lease_id, steps=1)
-    (runner,) = bench.core.status()["runners"]
-    assert (runner["num_uncommitted"], runner["num_leases"]) == (15, 5), "of twenty"
-
-
-def test_a_lease_of_unknown_pace_is_cut_after_half_its_time_out():
-    bench = Bench()
-    bench.ready_run(batch=4000, lease_timeout_s=30.0)
-    for name in "ab":
-        bench.runner(name)
-    bench.fragment(bench.state.leases.of_peer("uuid-b")[0].lease_id, steps=0, runner="b")
-    assert bench.state.runners["uuid-b"].has_worked
-    assert {lease.max_s for lease in bench.leases("b")} == {15.0}
 
 
 @pytest.mark.parametrize(
@@ -197,31 +140,6 @@ def test_a_lease_is_cut_after_twice_its_time_and_that_of_a_new_runner_after_half
     assert _seen(10.0) == {"a": 100.0, "new": 15.0}
 
 
-def test_the_pace_of_others_is_the_mean_of_those_that_have_one_and_are_at_work():
-    bench = Bench(max_leases_per_runner=1, peer_timeout_s=1e4)
-    bench.ready_run(batch=4000, lease_timeout_s=30.0)
-    names = ("suspect", "a", "without pace")
-    for name in names:
-        bench.runner(name)
-    for name, seconds in (("a", 1.0), ("suspect", 3.0)):
-        bench.now += seconds
-        bench.fragment(bench.state.leases.of_peer(f"uuid-{name}")[0].lease_id, steps=4, runner=name)
-    bench.now = 35.0
-    for name in names[1:]:
-        (lease,) = bench.state.leases.of_peer(f"uuid-{name}")
-        for progress in (1, 2):
-            state = RunnerState(0, 1, (), (lease.lease_id,), True, 1, 0, -1, progress, 0)
-            bench.send(name, state)
-    bench.send("driver", Pause())
-    bench.runner("new")
-    bench.event(Tick())
-    runners = bench.core.status()["runners"]
-    assert [runner["name"] for runner in runners if runner["is_suspect"]] == ["suspect"]
-    bench.send("driver", Resume())
-    (lease,) = bench.leases("new")
-    assert lease.max_s == 2 * lease.num_vector_steps * 4 / 4.0
-
-
 # ------------------------------------------------------------------ who is asked
 
 
@@ -246,35 +164,6 @@ def test_a_slow_runner_whose_second_lease_would_be_small_does_not_hold_up_a_fast
 def _with_group_away(bench: Bench) -> None:
     """Nothing is planned: the data of a batch that is complete waits."""
     bench.send("learner-0", Goodbye("restarted"))
-
-
-def test_a_runner_whose_second_lease_would_not_be_full_does_not_hold_up_one_of_few_envs():
-    bench = Bench(max_leases_per_runner=2)
-    bench.ready_run(batch=70, staleness=1, max_policy_lag=1)
-    bench.send("driver", Pause())
-    for name, num_envs in (("a", 16), ("b", 4)):
-        bench.runner(name, num_envs=num_envs)
-        bench.fragment(steps=0, runner=name)
-    bench.send("driver", Resume())
-    assert [lease.num_vector_steps for lease in bench.leases("a")] == [5], (
-        "of 140 env steps 80; 40 would be 2"
-    )
-    assert [lease.num_vector_steps for lease in bench.leases("b")] == [5, 5]
-
-
-def test_of_runners_that_were_served_earlier_one_with_a_full_window_does_not_hold_up_the_next():
-    bench = Bench(max_leases_per_runner=1, window_bytes=1)
-    bench.ready_run(batch=40, staleness=9, max_policy_lag=9)
-    _with_group_away(bench)
-    bench.runner("full")
-    bench.runner("other")
-    bench.fragment(bench.state.leases.of_peer("uuid-full")[0].lease_id, steps=20, runner="full")
-    bench.fragment(bench.state.leases.of_peer("uuid-full")[0].lease_id, steps=20, runner="full")
-    for _ in range(3):  # the turn of the other becomes the later one
-        assert bench.state.leases.of_peer("uuid-full") == []
-        (lease,) = bench.state.leases.of_peer("uuid-other")
-        bench.send("other", LeaseReturned(lease.lease_id, "outdated"))
-        assert bench.leases("other")
 
 
 @pytest.mark.parametrize(
@@ -333,17 +222,3 @@ def test_what_a_runner_holds_and_is_to_sample_fits_its_window_to_the_last_byte(l
 @pytest.mark.parametrize(("less", "num_leases"), [(0, 6), (1, 5)])
 def test_running_ahead_ends_with_the_lease_after_which_the_memory_is_full(less, num_leases):
     assert _held_and_leased(memory_bytes=7 * _size_of_one() - less) == (2, num_leases)
-
-
-def test_runners_share_the_window_in_messages():
-    bench = Bench(max_leases_per_runner=100, window_messages=0)
-    bench.ready_run(batch=20, staleness=9, max_policy_lag=9)
-    _with_group_away(bench)
-    bench.runner("a")
-    bench.runner("b")
-    for _ in range(9):
-        for name in "ab":
-            for lease in bench.state.leases.of_peer(f"uuid-{name}")[:1]:
-                bench.fragment(lease.lease_id, steps=1, runner=name)
-    runners = bench.core.status()["runners"]
-    assert [runner["num_uncommitted"] + runner["num_leases"] for runner in runners] == [10, 10]

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import pytest
-from core_fakes import Bench, bench_with_runner
+from core_fakes import Bench, bench_with_runner, publication
 
 from rlzmq.protocol.events import PeerLost, Publish, Tick
+from rlzmq.protocol.weights import open_publication
 from rlzmq.wire.messages import (
+    Committed,
     ConnectorState,
     DriverState,
     Goodbye,
@@ -16,12 +18,16 @@ from rlzmq.wire.messages import (
     OpenUpdate,
     Pause,
     Progress,
+    Refused,
+    Rejected,
     RunnerState,
     ShardReady,
     Snapshot,
     SnapshotRequest,
     Status,
     StatusRequest,
+    Weights,
+    Welcome,
 )
 from rlzmq.wire.values import unpack_blob
 
@@ -38,32 +44,6 @@ def _progress(bench: Bench) -> Progress:
 
 
 # ------------------------------------------------------------------ status
-
-
-def test_an_idle_broker_says_so():
-    status = Bench().core.status()
-    assert status == {
-        "run_id": "run",
-        "incarnation": 5,
-        "generation": -1,
-        "weights": None,
-        "next_commit": None,
-        "open_updates": [],
-        "updates_in_flight": [],
-        "runners": [],
-        "learners": [],
-        "has_driver": False,
-        "bottleneck": "",
-        "accounting": {"sampled": 0, "trained": 0, "pending": 0, "dropped": {}},
-        "num_duplicates": 0,
-        "num_fragments_held": 0,
-        "oldest_fragment_s": 0.0,
-        "fragment_bytes": 0,
-        "num_env_steps_leased": 0,
-        "refused": {},
-        "still_s": 0.0,
-        "waits": ["broker: waits for a driver"],
-    }
 
 
 def test_a_working_broker_says_what_it_holds_and_since_when():
@@ -96,13 +76,6 @@ def test_a_working_broker_says_what_it_holds_and_since_when():
     assert (status["has_driver"], status["next_commit"], status["open_updates"]) == (True, 0, [0])
 
 
-def test_a_broker_passes_on_what_its_driver_says_of_the_run():
-    bench = Bench()
-    bench.ready_run()
-    bench.send("driver", DriverState(-1, 0, bottleneck="env: add runners"))
-    assert bench.core.status()["bottleneck"] == "env: add runners"
-
-
 def test_an_observer_is_told_what_only_the_sockets_know_too():
     bench = Bench()
     bench.core.more_status = lambda: {"extra": 7, "run_id": "over"}
@@ -128,15 +101,6 @@ def test_the_driver_is_told_what_the_broker_has_of_it():
     progress = _progress(bench)
     assert (progress.next_open, progress.connector_version, progress.min_generation) == (2, 4, -1)
     assert not progress.is_paused
-
-
-def test_the_driver_is_told_the_first_update_that_is_not_open():
-    bench = Bench()
-    bench.driver(next_update=2)
-    assert _progress(bench).next_open == 2
-    for update_id in (2, 3, 4, 6):
-        bench.open(update_id)
-    assert _progress(bench).next_open == 5
 
 
 def test_nothing_stands_still_before_an_update_is_asked_for_nor_in_a_pause():
@@ -232,16 +196,30 @@ def test_a_broker_names_the_ranks_that_it_waits_for():
     ]
 
 
-def test_a_pause_comes_first():
-    bench = Bench()
-    bench.ready_run(batch=20)
-    bench.send("driver", Pause())
-    first, second, *_ = _waits(bench)
-    assert first == "broker: grants no leases, the driver has paused it"
-    assert second.startswith("broker: has been collecting update 0")
-
-
 # ------------------------------------------------------------------ weights and connector states
+
+
+def test_weights_are_published_once_and_only_forward():
+    bench = Bench()
+    bench.learner()
+    bench.weights(3)
+    (published,) = [item for item in bench.out if isinstance(item, Publish)]
+    assert open_publication(published.frame)[0].version == 3
+    for version in (3, 2):
+        bench.weights(version)
+        assert bench.out == []
+    bench.send("learner-0", Weights(1, 4), (publication(5),))
+    assert bench.state.refused == {"weights": 1}
+
+
+def test_a_damaged_payload_of_a_known_peer_is_refused_and_nothing_changes():
+    bench = Bench()
+    bench.learner()
+    bench.send("learner-0", Weights(1, 0), (b"not a publication",))
+    assert bench.sent("learner-0", Rejected)[0].reason == "malformed"
+    bench.hello("learner-1", "learner", (b"", b"x"), rank=0, num_ranks=1, generation=2)
+    assert bench.sent("learner-1", Refused)[0].reason == "array"
+    assert bench.state.generation == 1
 
 
 @pytest.mark.parametrize(("limit", "has_body"), [(7, False), (8, True)])
@@ -251,25 +229,6 @@ def test_weights_up_to_a_size_are_pushed(limit, has_body):
     bench.weights(3)
     (published,) = [item for item in bench.out if isinstance(item, Publish)]
     assert (len(published.frame) == 512 + 8) is has_body
-
-
-def test_rank_0_is_asked_for_weights_that_it_has_at_intervals():
-    bench = Bench(resend_s=2.0)
-    bench.learner(next_update=2)
-    asked = []
-    for halves in range(10):
-        bench.now = halves / 2
-        bench.event(Tick())
-        asked += [(bench.now, request.version) for request in bench.sent("learner-0", SnapshotRequest)]
-    assert asked == [(0.0, -1), (2.0, -1), (4.0, -1)]
-    bench.weights(1)
-    bench.now = 6.0
-    bench.event(Tick())
-    assert bench.sent("learner-0", SnapshotRequest) == [SnapshotRequest(1, 1)]
-    bench.weights(2)
-    bench.now = 9.0
-    bench.event(Tick())
-    assert bench.sent("learner-0", SnapshotRequest) == []
 
 
 def test_who_asks_gets_what_it_lacks_and_no_more():
@@ -302,51 +261,7 @@ def test_only_a_newer_connector_state_replaces_one():
     assert [item.payload for item in bench.out if isinstance(item.message, ConnectorState)] == [(b"two",)]
 
 
-def test_a_runner_is_sent_a_connector_state_once():
-    bench = bench_with_runner(batch=400)
-    bench.send("driver", ConnectorState(2), (b"state",))
-    for sent in ([ConnectorState(2)], []):
-        bench.fragment(bench.state.leases.of_peer("uuid-runner")[0].lease_id, steps=20)
-        assert bench.sent("runner", ConnectorState) == sent
-        assert bench.sent("runner", Lease)
-
-
-def test_a_runner_that_comes_back_with_data_is_not_sent_the_weights_again():
-    bench = Bench()
-    bench.learner()
-    bench.weights(3)
-    bench.runner("new")
-    assert bench.sent("new", Snapshot)
-    bench.runner("back", next_seq=1)
-    assert bench.sent("back", Snapshot) == []
-
-
-def test_slots_are_free_when_the_weights_after_them_are_out():
-    bench = Bench(max_leases_per_runner=100)
-    bench.ready_run(batch=20, staleness=1, max_policy_lag=5)
-    bench.runner()
-    lease_id = bench.leases()[0].lease_id
-    bench.fragment(lease_id, steps=20)
-    plan = bench.make_ready()
-    bench.weights(1)
-    assert bench.leases() == [], "update 0 is not trained"
-    bench.done(plan)
-    assert len(bench.leases()) == 1, "its weights were faster than its result"
-
-
 # ------------------------------------------------------------------ notices
-
-
-def test_what_the_driver_is_told_is_cut():
-    bench = Bench()
-    bench.driver()
-    bench.runner("n" * 200, uuid="u")
-    bench.send("n" * 200, Goodbye("r" * 2000))
-    (notice,) = bench.sent("driver", Notice)
-    assert (notice.name, notice.detail) == ("n" * 200, "r" * 1000)
-    bench.hello("x", "r" * 300, name="y" * 300)
-    (notice,) = bench.sent("driver", Notice)
-    assert notice.name == "y" * 200
 
 
 def test_of_strangers_the_driver_hears_twenty_per_second_after_two_hundred():
@@ -402,11 +317,43 @@ def test_a_batch_smaller_than_a_vector_step_uses_older_data(version, dropped):
     assert bench.state.ledger.accounting.dropped == dropped, "a vector step of seven fills three batches"
 
 
-def test_heartbeats_of_a_runner_say_that_it_is_heard():
-    bench = Bench(peer_timeout_s=3.0)
+@pytest.mark.parametrize("is_away", [False, True])
+def test_a_report_lets_go_of_fragments_also_of_a_runner_that_has_left(is_away):
+    bench = bench_with_runner(batch=20)
+    bench.fragment(bench.leases()[0].lease_id, steps=20)
+    bench.done(bench.make_ready())
+    if is_away:
+        bench.send("runner", Goodbye("leaving"))
+    bench.send("driver", DriverState(-1, 1))
+    assert bench.sent("runner", Committed) == ([] if is_away else [Committed(1, 1, ())])
     bench.runner()
-    for now in (2.0, 4.0, 6.0):
-        bench.now = now
-        bench.send("runner", RunnerState(0, 0, (), (), False, 1, 0, -1, 0, 0))
-        bench.event(Tick())
-    assert bench.state.runners
+    assert bench.sent("runner", Welcome)
+
+
+def progress_of(bench: Bench) -> Progress:
+    bench.now += 1.0
+    bench.event(Tick())
+    (progress,) = bench.sent("driver", Progress)
+    return progress
+
+
+def test_env_steps_move_an_update_that_is_collected_and_not_one_that_is_trained():
+    bench = bench_with_runner(batch=40)
+    leases = [lease.lease_id for lease in bench.sent("runner", Lease)]
+
+    def step(progress: int) -> int:
+        state = RunnerState(0, 0, (), tuple(leases), True, 1, 0, -1, progress, 0)
+        bench.send("runner", state)
+        return progress_of(bench).num_moves
+
+    assert [step(1), step(2), step(2), step(3)] == [1, 2, 2, 3]
+    assert progress_of(bench).patience_s > 0
+    assert "collecting update 0" in bench.core.status()["waits"][0]
+    assert bench.core.status()["still_s"] == 2.0
+    bench.fragment(leases.pop(0), steps=20)
+    bench.fragment(leases.pop(0), steps=20)
+    assert bench.state.runs
+    collected = progress_of(bench).num_moves
+    assert collected == 5
+    assert step(4) == step(5) == collected
+    assert "waits for READY of update 0 from learner-0" in bench.core.status()["waits"][0]

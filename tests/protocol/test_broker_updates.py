@@ -6,15 +6,11 @@ import pytest
 from core_fakes import Bench, bench_with_runner
 
 from rlzmq.protocol.driver_core import parse_report
-from rlzmq.protocol.events import Quarantine, Tick
+from rlzmq.protocol.events import Quarantine
 from rlzmq.wire.codec import FragmentId
-from rlzmq.wire.fragment_message import pack_ranges
 from rlzmq.wire.messages import (
-    Accepted,
-    BrokerBeat,
     Committed,
     DriverState,
-    LearnerState,
     Notice,
     Refused,
     Rejected,
@@ -24,8 +20,6 @@ from rlzmq.wire.messages import (
     ShardReady,
     ShardRefused,
     Train,
-    UpdateCommitted,
-    UpdateDone,
     UpdateReport,
     Welcome,
 )
@@ -85,44 +79,6 @@ def test_train_is_sent_when_every_rank_is_ready_and_commit_when_every_rank_is_do
     assert bench.sent("runner", Committed)[0].watermark == 2
 
 
-def test_the_surplus_is_carried_to_the_next_update_when_staleness_allows():
-    bench = Bench()
-    bench.ready_run(batch=15, staleness=1, max_policy_lag=1)
-    bench.open(1, batch=15, staleness=1, max_policy_lag=1)
-    bench.runner()
-    bench.fragment(steps=20)
-    plan = bench.make_ready()
-    bench.done(plan)
-    assert bench.sent("runner", Committed) == [], "five steps of it are still to be trained"
-    bench.fragment(steps=10)
-    assert [(s.fragment.seq, s.first, s.num_steps) for s in bench.sent("learner-0", Shard)] == [
-        (0, 15, 5),
-        (1, 0, 10),
-    ]
-
-
-def test_data_older_than_the_lag_is_dropped_and_counted():
-    bench = Bench()
-    bench.driver(next_update=5)
-    bench.learner(next_update=5)
-    bench.weights(5)
-    bench.open(5, batch=20, staleness=1, max_policy_lag=1)
-    bench.runner()
-    bench.fragment(steps=20, version=3)
-    assert bench.state.ledger.accounting.dropped == {"stale": 20}
-    bench.fragment(steps=20, version=4)
-    assert len(bench.sent("learner-0", ShardPlan)) == 1
-
-
-def test_a_duplicate_is_acknowledged_again_but_counted_once():
-    bench = bench_with_runner(batch=40)
-    bench.fragment(steps=20, seq=0)
-    bench.fragment(steps=20, seq=0)
-    assert bench.sent("runner", Accepted)[0].accepted == ((0, 0),)
-    assert bench.state.ledger.accounting.sampled == 20
-    assert bench.state.ledger.accounting.num_duplicates == 1
-
-
 def test_a_fragment_with_more_steps_than_its_lease_is_rejected():
     bench = bench_with_runner(batch=40)
     bench.fragment(bench.leases()[0].lease_id, steps=41)
@@ -145,34 +101,6 @@ def test_a_refused_fragment_is_dropped_quarantined_and_the_batch_planned_anew():
     assert again.attempt > plan.attempt
     bench.send("learner-0", ShardReady(0, plan.attempt, 1, 0))
     assert bench.sent("learner-0", Train) == [], "READY of the void attempt"
-
-
-@pytest.mark.parametrize("fragment", [FragmentId("uuid-runner", 1, 2), FragmentId("nobody", 1, 0)])
-def test_only_what_is_part_of_an_update_can_be_refused(fragment):
-    bench = bench_with_runner(batch=20, staleness=1, max_policy_lag=1)
-    for _ in range(2):
-        bench.fragment(steps=10)
-    (plan,) = bench.sent("learner-0", ShardPlan)
-    bench.fragment(steps=10)
-    bench.send("learner-0", ShardRefused(0, plan.attempt, 1, fragment, "not_finite", "obs has NaN"))
-    assert [item for item in bench.out if isinstance(item, Quarantine)] == []
-    assert bench.state.runs[0].attempt == plan.attempt
-
-
-def test_a_result_that_comes_again_releases_no_plan_that_begins_behind_its_steps():
-    bench = Bench()
-    bench.ready_run(batch=30, staleness=1, max_policy_lag=1)
-    bench.open(1, batch=30, staleness=1, max_policy_lag=1)
-    bench.runner()
-    for _ in range(3):
-        bench.fragment(steps=20)
-    first, second = bench.state.runs[0], bench.state.runs[1]
-    bench.send("learner-0", ShardReady(0, first.attempt, 1, 0))
-    done = Train(5, 0, first.attempt, 1, 30)
-    payload = (b"results", *pack_ranges(first.ranges))
-    for _ in range(2):
-        bench.send("learner-0", UpdateDone(0, done.attempt, 1, 0, 1, True, 30), payload)
-    assert bench.state.runs == {1: second}
 
 
 def test_a_skipped_step_drops_its_data_and_the_run_goes_on():
@@ -199,20 +127,6 @@ def test_a_fragment_of_weights_that_nobody_has_made_is_refused(version, generati
     assert len(bench.state.ledger.entries) == 1
 
 
-def test_a_new_broker_believes_runners_until_it_knows_the_weights():
-    bench = Bench()
-    bench.driver()
-    bench.runner()
-    bench.fragment(steps=10, version=7)
-    assert bench.state.ledger.accounting.pending == 10
-    bench.learner(next_update=7)
-    bench.fragment(steps=10, version=7)
-    assert bench.state.ledger.accounting.pending == 20
-    bench.weights(7)
-    bench.fragment(steps=10, version=8)
-    assert bench.state.ledger.accounting.dropped == {"rejected": 10}
-
-
 def test_a_fragment_of_weights_that_died_with_their_rank_is_stale_and_nobodys_fault():
     bench = bench_with_runner(num_ranks=2, batch=20)
     bench.learner(0, 1, generation=2, uuid="uuid-survivor", next_update=0)
@@ -222,39 +136,6 @@ def test_a_fragment_of_weights_that_died_with_their_rank_is_stale_and_nobodys_fa
     assert bench.sent("driver", Notice) == []
     bench.fragment(steps=10, version=0, generation=1)
     assert bench.state.ledger.accounting.pending == 10, "those before it live on"
-
-
-def test_a_duplicate_of_a_committed_fragment_is_acknowledged_until_its_runner_knows():
-    bench = bench_with_runner(batch=20, steps=20)
-    bench.done(bench.make_ready())  # committed, and the driver has no report yet: the runner must keep it
-    bench.fragment(steps=20, seq=0)
-    assert bench.sent("runner", Accepted) == [Accepted(1, ((0, 0),))]
-    assert bench.sent("runner", Committed) == [Committed(1, 0, ())]
-    bench.send("driver", DriverState(-1, 1))
-    assert bench.sent("runner", Committed) == [Committed(1, 1, ())]
-    bench.fragment(steps=20, seq=0)  # that message was lost
-    assert bench.sent("runner", Committed) == [Committed(1, 1, ())]
-    assert bench.state.ledger.accounting.num_duplicates == 2
-    assert bench.state.ledger.accounting.trained == 20
-
-
-def test_a_rebuilt_group_gets_the_untrained_update_again():
-    bench = bench_with_runner(num_ranks=2, batch=20, steps=20)
-    plan = bench.both_ready()
-    bench.learner(0, 1, generation=2)
-    (again,) = bench.sent("learner-0", ShardPlan)
-    assert (again.generation, again.num_env_steps) == (2, 20), "one rank left: the whole batch is its share"
-    assert again.attempt > plan.attempt
-    bench.done(plan, 0, 2)
-    assert bench.sent("driver", UpdateReport) == [], "of the generation that is over"
-
-
-def test_an_update_that_the_rebuilt_group_has_trained_is_committed():
-    bench = bench_with_runner(num_ranks=2, batch=20, steps=20)
-    plan = bench.both_ready()
-    bench.done(plan, 0, 2)
-    bench.learner(0, 1, generation=2, next_update=1)
-    assert bench.sent("driver", UpdateReport)[0].update_id == 0
 
 
 def test_a_fragment_that_kills_three_times_is_quarantined():
@@ -282,45 +163,6 @@ def test_only_the_dead_ranks_fragments_are_blamed():
     assert [item.fragment.seq for item in bench.out if isinstance(item, Quarantine)] == [1]
 
 
-def test_what_a_learner_lacks_is_sent_again():
-    bench = Bench(resend_s=2.0)
-    bench.ready_run(batch=20)
-    bench.runner()
-    bench.fragment(steps=20)
-    (plan,) = bench.sent("learner-0", ShardPlan)
-    bench.now = 2.0
-    bench.send("learner-0", LearnerState(1, 0, (), (), (), (), 0))
-    assert bench.sent("learner-0", ShardPlan) == [plan]
-    assert len(bench.sent("learner-0", Shard)) == 1
-    bench.send("learner-0", ShardReady(0, plan.attempt, 1, 0))
-    bench.send("learner-0", ShardReady(0, plan.attempt, 1, 0))
-    assert len(bench.sent("learner-0", Train)) == 1, "its TRAIN was lost"
-
-
-def test_learners_may_forget_what_driver_and_runners_have():
-    bench = bench_with_runner(batch=20, steps=20)
-    bench.done(bench.make_ready())
-    assert bench.sent("learner-0", UpdateCommitted) == []
-    bench.send("driver", DriverState(-1, 1))
-    assert len(bench.sent("learner-0", UpdateCommitted)) == 1
-
-
-def test_reports_are_repeated_until_the_driver_has_them():
-    bench = Bench(resend_s=2.0, heartbeat_s=1.0)
-    bench.ready_run(batch=20)
-    bench.runner()
-    bench.fragment(steps=20)
-    bench.done(bench.make_ready())
-    bench.now = 2.0
-    bench.event(Tick())
-    assert len(bench.sent("driver", UpdateReport)) == 1
-    bench.send("driver", DriverState(-1, 1))
-    bench.now = 5.0
-    bench.event(Tick())
-    assert bench.sent("driver", UpdateReport) == []
-    assert len(bench.sent("runner", BrokerBeat)) == 1
-
-
 def test_a_reset_drops_the_old_lineage():
     bench = bench_with_runner(batch=40, steps=20)
     bench.send("driver", Reset(7, 0))
@@ -333,19 +175,6 @@ def test_a_reset_drops_the_old_lineage():
     assert bench.sent("learner-0", Refused)[0].reason == "fenced"
     bench.learner(generation=7)
     assert len(bench.sent("learner-0", Welcome)) == 1
-
-
-def test_learners_of_a_new_lineage_get_nothing_before_its_reset():
-    bench = bench_with_runner(batch=20)
-    bench.fragment(steps=20, seq=0)  # its update is planned for learners that die
-    bench.learner(generation=7, lineage=7)
-    assert bench.sent("learner-0", ShardPlan) == []
-    bench.send("driver", Reset(7, 0))
-    bench.open(batch=20, min_generation=7)
-    bench.fragment(steps=20, seq=1, generation=7)
-    (plan,) = bench.sent("learner-0", ShardPlan)
-    assert plan.generation == 7
-    assert bench.state.ledger.accounting.dropped == {"rolled_back": 20}
 
 
 @pytest.mark.parametrize("min_generation", [-1, 2, 4])

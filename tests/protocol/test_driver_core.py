@@ -64,17 +64,6 @@ def _hello(core) -> tuple[m.Hello, dict[str, int]]:
 # ------------------------------------------------------------------ what it says of itself
 
 
-def test_hello_says_where_it_stands():
-    digests = {"config_digest": "config", "spaces_digest": "spaces", "package_version": "1.2"}
-    core = DriverCore("run", "driver", "uuid", next_update=3, trained=60, dropped={"stale": 2}, **digests)
-    fields = {"run_id": "run", "next_update": 3, "trained": 60, "dropped": {"stale": 2}}
-    assert _hello(core) == (m.Hello("driver", "driver", "uuid", 1, **fields, **digests), {})
-    welcome(core)
-    core.reset(9, 5)
-    hello, _ = _hello(core)
-    assert (hello.generation, hello.next_update) == (9, 5)
-
-
 def test_what_reports_have_told_goes_to_the_next_broker():
     core = _driver()
     for update_id, marks in enumerate(
@@ -85,20 +74,6 @@ def test_what_reports_have_told_goes_to_the_next_broker():
     hello, watermarks = _hello(core)
     assert watermarks == {"a": 4}, "none falls; b is gone"
     assert (hello.trained, hello.dropped, hello.next_update) == (10, {"stale": 2}, 3)
-
-
-def test_a_report_without_counts_leaves_the_last_ones():
-    core = _driver(trained=7)
-    core.open_update(_update(0))
-    _report(core, accounting={})
-    assert core.trained == 7
-
-
-def test_its_heartbeat_says_what_limits_the_run():
-    core = _driver()
-    core.bottleneck = "env: add runners"
-    (state,) = messages_in(core.handle(E.Tick(), 1.0), m.DriverState)
-    assert state.bottleneck == "env: add runners"
 
 
 # ------------------------------------------------------------------ calls
@@ -119,38 +94,6 @@ def test_what_it_wishes_is_sent_only_to_a_broker_that_knows_it_and_kept_for_one_
     assert core.resume() == core.reset(3, 0) == []
 
 
-def test_what_it_wishes_is_sent_at_once_to_a_broker_that_knows_it():
-    core = _driver()
-    assert core.open_update(_update(0)) == [E.Send(b"", _update(0))]
-    assert core.set_connector_state(4, b"state") == [E.Send(b"", m.ConnectorState(4), (b"state",))]
-    assert core.pause() == [E.Send(b"", m.Pause())]
-    assert core.resume() == [E.Send(b"", m.Resume())]
-    assert core.reset(3, 7) == [E.Send(b"", m.Reset(3, 7))]
-    (opened,) = messages_in(core.open_update(_update(7)), m.OpenUpdate)
-    assert opened.min_generation == 3, "of the lineage that it belongs to"
-    assert core.open_update(_update(8))
-
-
-def test_after_resume_no_broker_is_told_to_pause():
-    core = _driver()
-    core.pause()
-    core.resume()
-    assert messages_in(receive(core, _progress(is_paused=True)), m.Resume)
-    assert messages_in(receive(core, _progress(is_paused=False)), m.Pause) == []
-    core.start(0.0)
-    assert messages_in(welcome(core, broker=6), m.Pause) == []
-
-
-def test_a_reported_update_is_not_open_any_more():
-    core = _driver()
-    for update_id in range(2):
-        core.open_update(_update(update_id))
-    assert instructions_in(_report(core, 0), E.Report)
-    assert messages_in(receive(core, _progress(next_open=0)), m.OpenUpdate) == [_update(1)]
-    core.start(0.0)
-    assert messages_in(welcome(core, broker=6), m.OpenUpdate) == [_update(1)]
-
-
 def test_a_reset_forgets_what_was_open_and_what_came_early():
     core = _driver()
     for update_id in range(3):
@@ -165,26 +108,6 @@ def test_a_reset_forgets_what_was_open_and_what_came_early():
 
 
 # ------------------------------------------------------------------ events
-
-
-def test_messages_for_other_roles_are_ignored():
-    assert receive(_driver(), m.Accepted(1, ())) == []
-
-
-def test_notices_and_progress_are_told():
-    core = _driver()
-    for message in (m.Notice("joined", "runner", "a", ""), _progress()):
-        assert receive(core, message) == [E.Tell(message)]
-
-
-def test_the_first_report_of_an_update_counts():
-    core = _driver()
-    for update_id in range(2):
-        core.open_update(_update(update_id))
-    for dropped in ({"stale": 1}, {"stale": 2}):
-        _report(core, 1, dropped=dropped)
-    reports = instructions_in(_report(core, 0), E.Report)
-    assert [report.report.dropped for report in reports] == [{}, {"stale": 1}]
 
 
 def test_reports_wait_for_welcome():
@@ -291,15 +214,6 @@ def test_only_a_later_broker_replaces_one():
     assert not core.is_welcome, "of one that was replaced"
     welcome(core, broker=6)
     assert (core.is_welcome, core.broker_incarnation) == (True, 6)
-
-
-def test_the_first_welcome_of_a_broker_hands_out_the_incarnation():
-    core = _driver(is_welcome=False)
-    receive(core, m.Welcome("run", 1, 5, 8, 1.0))
-    assert core.incarnation == 8
-    core.start(0.0)
-    receive(core, m.Welcome("run", 2, 5, 9, 1.0))
-    assert core.incarnation == 8
 
 
 def test_a_goodbye_or_a_refusal_ends_it_once():

@@ -6,7 +6,8 @@ import pytest
 from core_fakes import TIMERS, instructions_in, messages_in, receive, welcome
 
 from rlzmq.protocol import events as E
-from rlzmq.protocol.learner_core import LearnerCore
+from rlzmq.protocol import learner_core
+from rlzmq.protocol.learner_core import LearnerCore, LearnerMemory
 from rlzmq.wire import messages as m
 from rlzmq.wire.codec import FragmentId
 from rlzmq.wire.fragment_message import FragmentRange, pack_ranges, unpack_ranges
@@ -60,15 +61,6 @@ def _trained(core, update_id=0, attempt=100, now=0.0, **fields):
     return core.handle(E.UpdateTrained(update_id, attempt, True, 20, b"results", **fields), now)
 
 
-def _ticks(core, kind, until):
-    """When messages of a kind are sent, looked at every quarter of a second; the broker is heard all along."""
-    at = []
-    for quarters in range(1, int(until * 4) + 1):
-        at += [quarters / 4 for _ in messages_in(core.handle(E.Tick(), quarters / 4), kind)]
-        receive(core, m.BrokerBeat(5), quarters / 4)
-    return at
-
-
 def _state(core) -> m.LearnerState:
     core._state_at = float("-inf")
     return messages_in(core.handle(E.Tick(), 0.0), m.LearnerState)[0]
@@ -81,45 +73,7 @@ def _hello(core, now=0.0) -> tuple[m.Hello, list[list[FragmentRange]]]:
     return send.message, [unpack_ranges(payload[i : i + 2]) for i in range(0, len(payload), 2)]
 
 
-# ------------------------------------------------------------------ what it says of itself
-
-
-def test_its_heartbeat_says_what_it_holds():
-    core = _learner()
-    assert _state(core) == m.LearnerState(1, 0, (), (), (), (), 0)
-    _plan(core, 1, 101, num_fragments=1)
-    _decoded(core, 1, 101, num_fragments=1)
-    _plan(core, 0, 100)
-    _plan(core, 2, 102, num_fragments=3)
-    core.progress = 9
-    assert _state(core) == m.LearnerState(1, 0, (0, 1, 2), (100, 101, 102), (2, 1, 3), (0, 1, 0), 9)
-    _decoded(core)
-    _train(core)
-    assert _state(core).phases == (2, 1, 0)
-    assert (core.running_update, core.num_waiting_updates) == (0, 2)
-    assert core.training_ranges(0) == _RANGES
-    assert core.training_ranges(1) == core.training_ranges(9) == []
-    _trained(core)
-    assert (core.running_update, core.num_waiting_updates) == (None, 2)
-    assert _state(core).next_update == 1
-
-
-# ------------------------------------------------------------------ what it repeats
-
-
 # ------------------------------------------------------------------ what it takes
-
-
-def test_messages_for_other_roles_are_ignored():
-    assert receive(_learner(), m.Accepted(1, ())) == []
-
-
-def test_decoded_shards_count_only_where_they_belong():
-    core = _learner()
-    _plan(core)
-    for update_id, attempt, index in ((0, 99, 0), (1, 100, 0), (0, 100, 2), (0, 100, 0)):
-        assert core.handle(E.ShardDecoded(update_id, attempt, index), 0.0) == []
-    assert messages_in(core.handle(E.ShardDecoded(0, 100, 1), 0.0), m.ShardReady)
 
 
 def test_a_refused_shard_is_not_held_any_more_and_its_text_is_cut():
@@ -133,34 +87,7 @@ def test_a_refused_shard_is_not_held_any_more_and_its_text_is_cut():
     assert [item.index for item in instructions_in(_plan(core), E.DecodeShard)] == [1], "sent again"
 
 
-def test_results_of_what_is_not_being_trained_are_ignored():
-    core = _learner()
-    _plan(core, 1, 101)
-    _running(core)
-    for update_id, attempt in ((0, 99), (1, 101), (7, 100)):
-        assert _trained(core, update_id, attempt) == []
-    assert core.running_update == 0
-    assert messages_in(_trained(core), m.UpdateDone)
-    assert core.running_update is None
-
-
-def test_a_stopped_rank_does_nothing():
-    core = _learner()
-    assert core.handle(E.Leave("enough"), 0.0) == [
-        E.Send(b"", m.Goodbye("enough")),
-        E.Stop("left", "enough"),
-    ]
-    assert core.handle(E.Tick(), 9.0) == core.handle(E.GroupFormed(2, 0, 1, 0), 9.0) == []
-
-
 # ------------------------------------------------------------------ generations
-
-
-def test_a_generation_never_falls_or_stays():
-    core = _learner(generation=3)
-    for generation in (2, 3):
-        with pytest.raises(ValueError, match=f"generation {generation} is not above 3"):
-            core.handle(E.GroupFormed(generation, 0, 1, 0), 0.0)
 
 
 def test_the_group_has_trained_what_was_at_hand_below_its_next_update():
@@ -230,3 +157,26 @@ def test_a_decoded_shard_may_be_refused_until_its_update_is_complete():
     _plan(other)
     _decoded(other)
     assert not other.is_receiving(0, 100)
+
+
+def _frames(*ranges: tuple[str, int, int, int]) -> tuple:
+    return tuple(
+        pack_ranges(FragmentRange(FragmentId(runner, 1, seq), first, n) for runner, seq, first, n in ranges)
+    )
+
+
+def test_runners_that_never_tell_do_not_pile_up(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(learner_core, "_MAX_REMEMBERED_RUNNERS", 2)
+    memory = LearnerMemory()
+    for runner in "abac":
+        memory.note_trained(_frames((runner, 0, 0, 1)))
+    assert {item.fragment.runner for item in memory.ranges()} == {"a", "c"}, "b was not heard of for longest"
+
+
+def test_a_runner_that_has_forgotten_everything_takes_no_place(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(learner_core, "_MAX_REMEMBERED_RUNNERS", 2)
+    memory = LearnerMemory()
+    memory.note_trained(_frames(("a", 0, 0, 1), ("b", 0, 0, 1)))
+    memory.forget(_frames(("b", 1, 0, 0)))
+    memory.note_trained(_frames(("c", 0, 0, 1)))
+    assert {item.fragment.runner for item in memory.ranges()} == {"a", "c"}

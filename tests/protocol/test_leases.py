@@ -169,56 +169,8 @@ def test_leases_end_once():
 # ------------------------------------------------------------------ exactly
 
 
-@pytest.mark.parametrize(("length", "small"), [(1, 1), (3, 1), (4, 1), (7, 1), (8, 2), (50, 12)])
-def test_a_small_lease_is_a_quarter(length, small):
-    assert small_lease(length) == small
-
-
 def test_a_small_lease_of_a_slow_runner_is_smaller_and_of_a_fast_one_not_larger():
     terms = {"leased_env_steps": 400, "held_env_steps": 400}
     assert [plan_lease(400, 2, 8, 50, pace=pace, **terms) for pace in (0.05, 0.5, 1.0, 4.0)] == [1, 6, 12, 50]
     terms = {"leased_env_steps": 1600, "held_env_steps": 4000}  # its part is used up
     assert [plan_lease(400, 2, 8, 50, pace=pace, **terms) for pace in (0.5, 1.0, 4.0)] == [6, 12, 12]
-
-
-def test_paces_forget_by_fragments_not_by_time():
-    pace = Pace()
-    pace.note(100, 10.0)
-    pace.note(0, 1000.0)  # an empty one says nothing
-    pace.note(50, 3.0)
-    assert pace.env_steps_per_s == pytest.approx((70 + 50) / (7 + 3))
-    pace = Pace()
-    pace.note(100, 0.0)
-    assert pace.env_steps_per_s == pytest.approx(1e8), "faster than the clock"
-    pace = Pace()
-    pace.note(1, 2.0)
-    assert pace.env_steps_per_s == 0.5, "one step is a pace, too"
-
-
-def test_slots_hold_at_least_a_batch_and_a_vector_step():
-    terms = {"batch": 10, "staleness": 2, "in_flight": 12}
-    assert [step_allowance(**terms, num_envs=num_envs) for num_envs in (4, 20, 30)] == [18, 18, 28]
-
-
-def test_a_lease_says_what_it_may_and_what_it_is_expected_to_yield():
-    book = LeaseBook()
-    lease = book.grant("a", 3, 5, 4, now=10.0, timeout_s=7.0, max_s=2.0, counted_envs=1)
-    assert (lease.peer, lease.update_id, lease.num_vector_steps) == ("a", 3, 5)
-    assert (lease.num_env_steps, lease.counted_env_steps) == (20, 5)
-    assert (lease.granted_at, lease.timeout_s, lease.deadline, lease.max_s) == (10.0, 7.0, 17.0, 2.0)
-    assert book.leased_env_steps(3) == 5
-    assert book.grant("a", 3, 5, 4, now=10.0, timeout_s=7.0).counted_env_steps == 20
-    assert book.leased_env_steps(3) == 25
-    assert (book.leased_env_steps(4), book.leased_env_steps()) == (0, 25)
-
-
-def test_a_peer_that_left_leaves_nothing():
-    book = LeaseBook()
-    book.grant("b", 1, 5, 4, now=0.0, timeout_s=1.0)
-    leases = [book.grant("a", update, 5, 4, now=0.0, timeout_s=1.0) for update in (0, 1)]
-    assert book.forget_peer("a") == leases
-    assert (list(book._by_peer), book._env_steps) == (["b"], {1: 20}), "nor memory"
-    assert (book.num_of_peer("a"), book.of_peer("a")) == (0, [])
-    assert (book.leased_env_steps(0), book.leased_env_steps(1)) == (0, 20)
-    assert book.forget_peer("a") == []
-    assert book.turn_of("a") < book.turn_of("b"), "should it come back it has had no turn"

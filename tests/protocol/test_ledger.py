@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -24,13 +26,6 @@ def _ledger(*sizes: int) -> Ledger:
     return ledger
 
 
-def test_a_fragment_is_accepted_once():
-    ledger = _ledger(10)
-    assert ledger.accept(_id(0), 10, generation=0, version=0) is None
-    assert ledger.accounting.sampled == 10
-    assert ledger.accounting.num_duplicates == 1
-
-
 def test_a_fragment_is_committed_when_its_last_step_is_trained():
     ledger = _ledger(10)
     entry = ledger.entries[_id(0)]
@@ -44,13 +39,6 @@ def test_a_fragment_is_committed_when_its_last_step_is_trained():
     assert ledger.is_committed(_id(0))
     assert ledger.accept(_id(0), 10, generation=0, version=0) is None
     assert (ledger.accounting.trained, ledger.accounting.pending) == (10, 0)
-
-
-def test_steps_of_a_later_update_stay_taken_when_an_earlier_one_is_committed():
-    ledger = _ledger(10)
-    first, _ = (ledger.take(ledger.entries[_id(0)], num_steps) for num_steps in (4, 3))
-    ledger.commit([first])
-    assert ledger.free_steps() == 3
 
 
 def test_dropping_leaves_what_an_update_has_taken():
@@ -72,14 +60,6 @@ def test_released_steps_are_free_again_in_the_same_order():
     ledger.release([item for shard in shards for item in shard])
     assert ledger.free_steps() == 8
     assert take_shards(ledger, ledger.free_entries(), [3, 3]) == shards
-
-
-def test_a_skipped_step_drops_its_data():
-    ledger = _ledger(5)
-    taken = ledger.take(ledger.entries[_id(0)], 5)
-    assert ledger.commit([taken], is_skipped=True) == 0
-    assert ledger.accounting.dropped == {"skipped": 5}
-    assert ledger.is_committed(_id(0))
 
 
 def test_of_what_is_disowned_only_what_was_not_trained_here_is_taken_off_the_account():
@@ -156,23 +136,6 @@ def test_watermarks_advance_over_gapless_commits():
 )
 def test_shares_are_as_equal_as_integers_allow(steps, ranks, shares):
     assert rank_shares(steps, ranks) == shares
-
-
-def test_accounting_refuses_to_lose_steps():
-    accounting = StepAccount()
-    accounting.accept(5)
-    with pytest.raises(AssertionError):
-        accounting.train(6)
-    accounting = StepAccount()
-    accounting.sampled += 1
-    with pytest.raises(AssertionError, match="sampled 1"):
-        accounting.check()
-
-
-def test_a_base_is_added_on_both_sides():
-    accounting = StepAccount()
-    accounting.add_base(100, {"stale": 3})
-    assert accounting.sampled == 103
 
 
 class LedgerMachine(RuleBasedStateMachine):
@@ -260,18 +223,6 @@ def _version(ledger: Ledger, seq: int, steps: int, version: int, **fields) -> No
     assert ledger.accept(_id(seq), steps, generation=3, version=version, **fields) is not None
 
 
-def test_an_entry_says_what_came():
-    ledger = Ledger()
-    entry = ledger.accept(_id(4), 10, generation=3, version=7, frames=[b"ab", b"c"], num_bytes=3, now=2.5)
-    assert entry is not None
-    assert (entry.id, entry.num_steps, entry.size, entry.free) == (_id(4), 10, 10, 10)
-    assert (entry.generation, entry.version, entry.order, entry.accepted_at) == (3, 7, 0, 2.5)
-    assert (entry.frames, entry.num_bytes, entry.runner_name) == ((b"ab", b"c"), 3, "r")
-    named = ledger.accept(_id(5), 1, generation=3, version=7, runner_name="runner-0")
-    assert named is not None
-    assert (named.runner_name, named.order) == ("runner-0", 1)
-
-
 @pytest.mark.parametrize(
     ("env_steps", "is_kept"),
     [((4, 6), True), ((0, 10), True), ((10,), True), ((4, 5), False), ((-1, 11), False), ((), False)],
@@ -313,100 +264,11 @@ def test_free_steps_are_those_of_versions_within_both_bounds():
     assert [entry.id.seq for entry in ledger.free_entries()] == [0, 2, 3]
 
 
-def test_what_was_freed_again_keeps_its_place():
-    ledger = _ledger(2, 2, 2)
-    taken = ledger.take(ledger.entries[_id(0)], 2)
-    assert [entry.id.seq for entry in ledger.free_entries()] == [1, 2]
-    ledger.release([taken])
-    assert [entry.id.seq for entry in ledger.free_entries()] == [0, 1, 2]
-
-
 @pytest.mark.parametrize("num_steps", [0, 11])
 def test_nothing_and_more_than_is_free_cannot_be_taken(num_steps):
     ledger = _ledger(10)
     with pytest.raises(AssertionError, match=f"{num_steps} of 10 free steps"):
         ledger.take(ledger.entries[_id(0)], num_steps)
-
-
-def test_reserving_never_gives_back_and_stops_at_the_end():
-    ledger = _ledger(10)
-    entry = ledger.entries[_id(0)]
-    for first, num_steps, free in ((0, 6, 4), (0, 3, 4), (6, 99, 0)):
-        ledger.reserve([FragmentRange(_id(0), first, num_steps)])
-        assert entry.free == free
-    ledger.commit([FragmentRange(_id(0), 0, 10)])
-    ledger.reserve([FragmentRange(_id(0), 0, 10)])
-    assert ledger.accept(_id(0), 10, generation=0, version=0) is None
-
-
-def test_what_is_reserved_of_a_fragment_that_is_not_here_is_the_most_of_all_and_can_be_released():
-    for released, free in ((False, 3), (True, 10)):
-        ledger = Ledger()
-        ranges = [FragmentRange(_id(0), 0, 4), FragmentRange(_id(0), 4, 3), FragmentRange(_id(0), 0, 2)]
-        ledger.reserve(ranges)
-        if released:
-            ledger.release(ranges)
-        entry = ledger.accept(_id(0), 10, generation=0, version=0)
-        assert entry is not None
-        assert entry.free == free
-
-
-def test_an_update_whose_fragment_is_not_here_is_counted_at_once_and_the_fragment_not_again():
-    ledger = Ledger()
-    assert ledger.missing([FragmentRange(_id(0), 0, 6)])
-    ledger.commit([FragmentRange(_id(0), 0, 6)])
-    assert ledger.accounting.counts() == {"sampled": 6, "trained": 6, "pending": 0}
-    entry = ledger.accept(_id(0), 10, generation=0, version=0)
-    assert entry is not None
-    assert (entry.done, entry.free) == (6, 4)
-    assert not ledger.missing([FragmentRange(_id(0), 0, 6)])
-    assert ledger.accounting.counts() == {"sampled": 10, "trained": 6, "pending": 4}
-    ledger.commit([FragmentRange(_id(0), 6, 4)])
-    assert ledger.accounting.counts() == {"sampled": 10, "trained": 10, "pending": 0}
-    assert not ledger.missing([FragmentRange(_id(0), 0, 6)])
-
-
-def test_a_gap_before_an_update_is_dropped_and_not_trained():
-    ledger = _ledger(10)
-    ledger.commit([FragmentRange(_id(0), 3, 4)])
-    assert ledger.accounting.counts() == {"sampled": 10, "trained": 4, "pending": 3}
-    assert ledger.accounting.dropped == {"skipped": 3}
-    ledger.commit([FragmentRange(_id(0), 7, 3)])
-    assert ledger.is_committed(_id(0))
-
-
-def test_what_a_range_claims_beyond_its_fragment_was_trained_elsewhere():
-    ledger = _ledger(10)
-    ledger.commit([FragmentRange(_id(0), 0, 12)])
-    assert ledger.accounting.counts() == {"sampled": 12, "trained": 12, "pending": 0}
-    ledger.commit([FragmentRange(_id(0), 0, 5)])
-    assert ledger.accounting.counts() == {"sampled": 17, "trained": 17, "pending": 0}
-
-
-def test_an_update_committed_again_takes_no_further_step_of_an_open_fragment():
-    ledger = _ledger(10)
-    for num_steps in (4, 2):
-        ledger.commit([FragmentRange(_id(0), 0, num_steps)])
-    assert ledger.accounting.counts() == {"sampled": 12, "trained": 6, "pending": 6}
-
-
-def test_of_reports_about_a_fragment_that_is_not_here_the_longest_counts():
-    ledger = Ledger()
-    for num_steps in (4, 6, 2):
-        ledger.note_trained([FragmentRange(_id(0), 0, num_steps)])
-    entry = ledger.accept(_id(0), 10, generation=0, version=0)
-    assert entry is not None
-    assert entry.done == 6
-
-
-def test_what_learners_report_again_changes_nothing():
-    ledger = _ledger(10)
-    for num_steps, pending in ((4, 6), (2, 6), (10, 0)):
-        ledger.note_trained([FragmentRange(_id(0), 0, num_steps)])
-        assert ledger.accounting.pending == ledger.free_steps() == pending
-    ledger.note_trained([FragmentRange(_id(0), 0, 10)])
-    assert ledger.accept(_id(0), 10, generation=0, version=0) is None
-    assert ledger.pop_committed() == [_id(0)]
 
 
 def test_what_the_driver_has_accounted_for_is_disowned_and_no_more():
@@ -438,18 +300,46 @@ def test_watermarks_are_told_when_they_move_and_again_when_reports_were_given_up
     assert ledger.take_watermarks() == []
 
 
-def test_an_empty_fragment_is_done_at_once():
-    ledger = _ledger(0)
-    assert ledger.is_committed(_id(0))
-    assert ledger.entries == {}
+def _account() -> StepAccount:
+    account = StepAccount()
+    account.accept(10)
+    account.train(4)
+    account.drop(3, "stale")
+    return account
 
 
-def test_what_was_taken_under_an_earlier_broker_is_never_more_than_the_fragment():
-    ledger = Ledger()
-    ledger.note_trained([FragmentRange(_id(0), 0, 99)])
-    ledger.reserve([FragmentRange(_id(1), 0, 99)])
-    assert ledger.accept(_id(0), 10, generation=0, version=0) is not None
-    assert ledger.is_committed(_id(0))
-    entry = ledger.accept(_id(1), 10, generation=0, version=0)
-    assert entry is not None
-    assert (entry.done, entry.taken) == (0, 10)
+def test_each_step_is_in_one_place() -> None:
+    account = _account()
+    account.refuse(2, "fenced")
+    account.recover(5)
+    account.disown(1)
+    account.add_base(7, {"stale": 1, "surplus": 2})
+    assert account.counts() == {"sampled": 10 + 2 + 5 - 1 + 10, "trained": 4 + 5 + 7, "pending": 2}
+    assert account.dropped == {"stale": 4, "fenced": 2, "surplus": 2}
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda account: account.accept(-4),
+        lambda account: account.train(4),
+        lambda account: account.drop(4, "stale"),
+        lambda account: account.disown(4),
+        lambda account: account.recover(-5),
+        lambda account: account.refuse(-1, "fenced"),
+        lambda account: account.add_base(-5, {}),
+        lambda account: account.add_base(0, {"surplus": -1}),
+    ],
+)
+def test_what_cannot_be_is_noticed_by_the_change_that_makes_it(change: Callable[[StepAccount], None]) -> None:
+    account = _account()
+    with pytest.raises(AssertionError):
+        change(account)
+
+
+@pytest.mark.parametrize("field", ["sampled", "trained", "pending"])
+def test_a_sum_that_does_not_add_up_is_noticed(field: str) -> None:
+    account = _account()
+    setattr(account, field, getattr(account, field) + 1)
+    with pytest.raises(AssertionError):
+        account.check()

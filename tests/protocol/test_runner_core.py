@@ -42,40 +42,6 @@ def _deliver(core, *lease_ids, now=0.0):
         _sampled(core, lease_id, now)
 
 
-def _state(core) -> m.RunnerState:
-    """Its next heartbeat."""
-    core._state_at = float("-inf")
-    return messages_in(core.handle(E.Tick(), 0.0), m.RunnerState)[0]
-
-
-# ------------------------------------------------------------------ what it says of itself
-
-
-def test_what_it_holds_can_be_looked_at():
-    core = _ready()
-    assert (core.num_unacked, core.unacked_bytes, core.current_lease) == (0, 0, None)
-    receive(core, _lease(1))
-    assert core.current_lease == _lease(1)
-    (send,) = instructions_in(_sampled(core), E.Send)
-    (frames,) = [send.frames]
-    assert core.unacked_bytes == sum(memoryview(frame).nbytes for frame in frames) > 0
-    assert core.kept_fragments() == {0: (send.message, False)}
-    receive(core, m.Accepted(1, ((0, 0),)))
-    assert core.kept_fragments() == {0: (send.message, True)}
-
-
-def test_it_waits_for_weights_only_while_a_lease_asks_for_some():
-    core = _ready()
-    assert not core.is_waiting_for_weights
-    receive(core, _lease(1))
-    receive(core, _lease(2, version=1))
-    assert not core.is_waiting_for_weights, "it samples"
-    _sampled(core)
-    assert core.is_waiting_for_weights
-    core.handle(E.ReceivedWeights(publication(1)), 0.0)
-    assert not core.is_waiting_for_weights
-
-
 # ------------------------------------------------------------------ what it repeats
 
 
@@ -100,38 +66,12 @@ def test_weights_are_asked_for_again_when_they_take_longer_than_they_ever_have()
 # ------------------------------------------------------------------ what it takes
 
 
-def test_accepted_and_committed_of_another_incarnation_are_not_its_own():
-    core = _ready()
-    _deliver(core, 1)
-    receive(core, m.Accepted(2, ((0, 0),)))
-    receive(core, m.Committed(2, 1, ()))
-    assert [accepted for _, accepted in core.kept_fragments().values()] == [False]
-
-
 def test_damaged_weights_are_counted_and_leave_the_others():
     core = _ready()
     for _ in range(2):
         core.handle(E.ReceivedWeights(b"x" * 600), 0.0)
     assert sum(core.weights.refused.values()) == 2
     assert instructions_in(receive(core, _lease()), E.StartLease)
-
-
-def test_only_a_newer_connector_state_replaces_one():
-    core = _ready()
-    for version, blob in ((3, b"three"), (3, b"again"), (2, b"two")):
-        receive(core, m.ConnectorState(version), payload=(blob,))
-    (applied,) = instructions_in(receive(core, _lease(1)), E.ApplyConnectorState)
-    assert (applied.version, applied.blob) == (3, b"three")
-    receive(core, m.ConnectorState(3), payload=(b"again",))
-    receive(core, _lease(2, connector_version=3))
-    assert instructions_in(_sampled(core), E.ApplyConnectorState) == []
-    assert core.current_lease is not None, "what was applied counts"
-
-
-def test_messages_without_their_payload_change_nothing():
-    core = _ready()
-    assert receive(core, m.Snapshot(1, 1)) == receive(core, m.ConnectorState(1)) == []
-    assert (core.weights.version, core.connector_version) == (0, -1)
 
 
 def test_ended_leases_are_remembered_up_to_a_number():
@@ -161,14 +101,6 @@ def test_the_reason_of_a_failed_lease_is_cut():
         core.handle(E.LeaseFailed(1, "again"), 0.0)
 
 
-def test_what_is_at_work_is_the_only_thing_that_can_end():
-    core = _ready()
-    receive(core, _lease(1))
-    for event in (E.FragmentSampled(2, 20, 1, 0), E.LeaseFailed(2, "x")):
-        with pytest.raises(ValueError, match="lease 2"):
-            core.handle(event, 0.0)
-
-
 def test_a_fragment_that_does_not_fit_into_a_message_is_no_refused_message():
     core = _ready()
     receive(core, _lease(1))
@@ -177,11 +109,3 @@ def test_a_fragment_that_does_not_fit_into_a_message_is_no_refused_message():
     ) as caught:
         _sampled(core, batch={"meta": "x" * 70_000})
     assert not isinstance(caught.value, WireError)
-
-
-def test_who_holds_nothing_leaves_at_once():
-    core = _runner()
-    assert core.handle(E.Leave("enough"), 0.0) == [
-        E.Send(b"", m.Goodbye("enough")),
-        E.Stop("left", "enough"),
-    ]
