@@ -5,10 +5,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import gc
-import json
 import os
 import signal
-import socket
 import sys
 import threading
 import time
@@ -24,7 +22,7 @@ from actor_classes import Recorder, Stopper, Terminator
 
 from rlzmq.actors import forkserver
 from rlzmq.actors.handle import ActorHandle
-from rlzmq.actors.process_state import ActorLostError, ExitStatus, exit_report
+from rlzmq.actors.process_state import ActorLostError
 from rlzmq.actors.system import ActorSystem
 from rlzmq.core.errors import (
     ClosedError,
@@ -49,14 +47,6 @@ async def system() -> AsyncIterator[ActorSystem]:
 async def actor(request: pytest.FixtureRequest, system: ActorSystem) -> ActorHandle:
     """A Recorder, once in a process of its own and once in this one."""
     return await system.spawn(Recorder, 5, name="rec", in_process=request.param == "in_process")
-
-
-async def test_methods_are_awaited(actor: ActorHandle) -> None:
-    assert await actor.add(2) == 7
-    assert await actor.add(1, times=3) == 10
-    assert await actor.call("add", 0) == 10
-    assert await actor.wait(0.0) == "waited"
-    assert (await asyncio.gather(*(actor.add(1) for _ in range(20))))[-1] == 30
 
 
 async def test_an_actor_has_a_process_and_a_named_thread(system: ActorSystem, monkeypatch: Any) -> None:
@@ -171,15 +161,6 @@ async def test_remote_errors_keep_their_type(
     assert await actor.add(0) == 0
 
 
-async def test_chained_and_async_errors_show_all(system: ActorSystem) -> None:
-    actor = await system.spawn(Recorder)
-    with pytest.raises(ValueError, match="outer") as caught:
-        await actor.raise_error("chained")
-    assert "KeyError: 'inner'" in caught.value.__notes__[0]
-    with pytest.raises(ZeroDivisionError, match="from the loop"):
-        await actor.raise_async()
-
-
 async def test_a_constructor_that_raises_leaves_no_process(system: ActorSystem) -> None:
     with pytest.raises(KeyError, match="broken") as caught:
         await system.spawn(Recorder, fail=KeyError("broken"))
@@ -197,18 +178,6 @@ async def test_a_process_that_dies_in_the_constructor_is_reported(system: ActorS
         await system.spawn(Dies)
 
 
-async def test_a_slow_constructor_meets_its_deadline() -> None:
-    async with ActorSystem(spawn_deadline_s=0.3) as system:
-        # The fork is part of the deadline; a loaded machine may need most of it.
-        with pytest.raises(DeadlineError, match=r"not ready within 0\.3 s and was killed"):
-            await system.spawn(_SleepsAtBirth)
-
-
-class _SleepsAtBirth:
-    def __init__(self) -> None:
-        time.sleep(60)
-
-
 async def test_deadlines_end_calls(actor: ActorHandle) -> None:
     await actor.add(0)
     with pytest.raises(DeadlineError, match=r"'rec' .* no answer to wait\(\) within 0\.3 s"):
@@ -218,13 +187,6 @@ async def test_deadlines_end_calls(actor: ActorHandle) -> None:
         await actor.call("block", deadline_s=0.05)
     await actor.release()
     assert await actor.add(1) == 6  # after the call, which went on
-
-
-async def test_a_default_deadline_holds_for_every_call() -> None:
-    async with ActorSystem(call_deadline_s=0.05) as system:
-        actor = await system.spawn(Recorder)
-        with pytest.raises(DeadlineError):
-            await actor.wait(60)
 
 
 async def test_cancelling_the_task_cancels_the_method(actor: ActorHandle) -> None:
@@ -365,32 +327,10 @@ async def test_a_fork_server_that_is_killed_again_and_again_fails_no_start(
                 assert await actor.add(1) == 1
 
 
-async def test_fork_servers_that_all_die_are_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(forkserver, "_deaths", Supervision(RestartPolicy(max_restarts=2, first_delay_s=0.01)))
-    monkeypatch.setattr(forkserver, "_BOOT", "import os; os._exit(1)")
-    forkserver.shutdown()
-    async with ActorSystem() as system:
-        with pytest.raises(PeerLostError, match="fork server"):
-            await system.spawn(Recorder)
-    monkeypatch.undo()
-    forkserver.shutdown()
-
-
 async def test_programs_and_processes_that_an_actor_starts_can_be_terminated(system: ActorSystem) -> None:
     actor = await system.spawn(Terminator)
     assert await actor.terminate_program() == -signal.SIGTERM
     assert await actor.terminate_fork() == -signal.SIGTERM
-
-
-async def test_the_body_s_error_comes_first(tmp_path: Path) -> None:
-    with pytest.raises(ZeroDivisionError) as caught:  # noqa: PT012
-        async with ActorSystem() as system:
-            await system.spawn(Stopper, str(tmp_path / "a"), "raise")
-            raise ZeroDivisionError
-    assert "cannot stop" in caught.value.__notes__[0]
-    with pytest.raises(RuntimeError, match="cannot stop"):
-        async with ActorSystem() as system:
-            await system.spawn(Stopper, str(tmp_path / "a"), "raise")
 
 
 async def test_an_in_process_actor_that_hangs_is_abandoned(system: ActorSystem) -> None:
@@ -412,16 +352,6 @@ async def test_a_stopped_system_is_closed_and_stop_is_idempotent() -> None:
     assert actor.exited.done()
     with pytest.raises(ClosedError, match="make a new one"):
         await system.spawn(Recorder)
-
-
-async def test_names_are_unique_among_the_living(system: ActorSystem) -> None:
-    await system.spawn(Recorder, name="a")
-    with pytest.raises(ConfigurationError, match="'a' runs already"):
-        await system.spawn(Recorder, name="a")
-    with pytest.raises(ConfigurationError, match="cannot name an actor"):
-        await system.spawn(Recorder, name="a/b")
-    with pytest.raises(TypeError, match="needs a class"):
-        await system.spawn(Recorder())  # type: ignore[arg-type]
 
 
 async def test_messages_are_bounded_on_both_sides() -> None:
@@ -507,54 +437,3 @@ async def test_file_descriptors_do_not_leak() -> None:
     gc.collect()
     assert psutil.Process().num_fds() <= num_fds
     assert threading.active_count() <= num_threads
-
-
-async def test_what_is_preloaded_is_there_in_actors_spawned_afterwards(system: ActorSystem) -> None:
-    class Looks:
-        def has(self) -> bool:
-            return "this" in sys.modules
-
-    before = await system.spawn(Looks)
-    system.preload(["no_such_module", "this"])
-    after = await system.spawn(Looks)
-    assert [await before.has(), await after.has()] == [False, True]
-
-
-class _StopsAtBirth:
-    def __init__(self) -> None:
-        os.kill(os.getpid(), signal.SIGSTOP)
-
-
-async def test_a_process_that_is_stopped_in_its_constructor_is_killed(system: ActorSystem) -> None:
-    with pytest.raises(ActorLostError, match=r"'_StopsAtBirth-0' .*SIGSTOP") as caught:
-        await system.spawn(_StopsAtBirth, deadline_s=0)  # without a deadline, too
-    assert not psutil.pid_exists(caught.value.pid)
-
-
-async def test_a_constructor_that_hangs_shows_its_stacks(system: ActorSystem) -> None:
-    with pytest.raises(DeadlineError, match="in __init__"):
-        await system.spawn(_SleepsAtBirth, deadline_s=3.0)
-    with pytest.raises(DeadlineError, match=r"not ready within 0\.2 s"):
-        await system.spawn(_SleepsAtBirth, in_process=True, deadline_s=0.2)
-
-
-async def test_a_stopped_fork_server_is_continued(system: ActorSystem) -> None:
-    await system.spawn(Recorder)
-    forkserver.get_fork_server().send_signal(signal.SIGSTOP)
-    again = await system.spawn(Recorder)
-    assert await again.add(1) == 1
-
-
-async def test_an_exit_is_reported_although_requests_were_not_read() -> None:
-    """The fork server closes its socket when it has reported the end, whatever came meanwhile."""
-    (status, their_status), (channel, their_channel) = (
-        socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET) for _ in range(2)
-    )
-    child = forkserver.ForkedChild(status, channel, session=0)
-    child.started.cancel()  # nobody waits for it
-    with their_channel, contextlib.closing(child):
-        child.kill()
-        their_status.send(json.dumps(exit_report(-signal.SIGKILL, ["last line"], None)).encode())
-        their_status.close()
-        status_of_child = await child.exited
-    assert status_of_child == ExitStatus(None, signal.SIGKILL, ("last line",))

@@ -119,20 +119,6 @@ def test_nothing_is_left_after_a_signal(runtime_dir: Path, number: signal.Signal
     assert_nothing_left(pids, runtime_dir)
 
 
-def test_nothing_is_left_of_a_driver_that_dies_while_the_server_warms_up(runtime_dir: Path) -> None:
-    script = """
-import time
-from rlzmq.actors import forkserver
-forkserver.prestart()
-print(forkserver.get_fork_server().pid, flush=True)
-time.sleep(60)
-"""
-    driver, pids = start(runtime_dir, ["-c", script])
-    driver.kill()
-    finish(driver)
-    assert_nothing_left(pids, runtime_dir)
-
-
 def test_nothing_is_left_of_a_driver_that_dies_while_the_server_imports_more(
     runtime_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

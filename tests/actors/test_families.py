@@ -135,12 +135,6 @@ def stranger() -> Iterator[subprocess.Popen[bytes]]:
     assert was_running
 
 
-def test_a_group_of_the_same_number_in_another_session_is_not_the_family(
-    stranger: subprocess.Popen[bytes],
-) -> None:
-    end_family(stranger.pid, os.getsid(0))
-
-
 def test_a_member_whose_number_has_become_another_process_is_not_killed(
     stranger: subprocess.Popen[bytes], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -150,9 +144,3 @@ def test_a_member_whose_number_has_become_another_process_is_not_killed(
     monkeypatch.setattr(process_state, "_processes", lambda: rounds.pop(0))
     end_family(group, group)
     assert not rounds
-
-
-def test_the_members_of_a_group_are_killed() -> None:
-    with subprocess.Popen(["sleep", "600"], start_new_session=True) as process:
-        end_family(process.pid, process.pid)
-        assert process.wait(30) == -signal.SIGKILL

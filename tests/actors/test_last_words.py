@@ -76,14 +76,6 @@ async def test_the_words_of_a_process_are_told_from_its_childrens(system: ActorS
     )
 
 
-async def test_the_first_words_of_the_process_itself_count(system: ActorSystem) -> None:
-    actor = await system.spawn(Dying)
-    with pytest.raises(ActorLostError):
-        await actor.end_twice()
-    status = await actor.exited
-    assert (status.exit_code, status.last_words) == (71, LastWords("KeyError", "the first words"))
-
-
 async def test_an_error_at_the_root_of_a_process_is_its_last_words(system: ActorSystem) -> None:
     actor = await system.spawn(Dying)
     await actor.break_loop()
@@ -102,18 +94,3 @@ async def test_a_process_without_words_is_explained_by_its_stderr(system: ActorS
     status = await actor.exited
     assert (status.exit_code, status.last_words, status.explanation) == (9, None, "")
     assert first_line(lost_error(actor)) == f"d (pid {actor.pid}) exited with code 9."
-
-
-@pytest.mark.parametrize("char", ["\u4e2d", "\x01"])
-async def test_words_and_lines_of_any_size_arrive(system: ActorSystem, char: str) -> None:
-    """As many lines as one message carries, and the start of the text."""
-    actor = await system.spawn(Dying)
-    with pytest.raises(ActorLostError):
-        await actor.shout(char * 399)
-    status = await actor.exited
-    assert status.exit_code == 70
-    assert status.last_words is not None
-    assert status.last_words.text.startswith(
-        char.encode("unicode_escape").decode() if char == "\x01" else char
-    )
-    assert len(status.stderr_lines) > 4

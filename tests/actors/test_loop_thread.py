@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from rlzmq.actors.loop_thread import LoopThread, get_loop_thread, in_calling_thread
+from rlzmq.actors.loop_thread import LoopThread, in_calling_thread
 from rlzmq.core.errors import ClosedError
 
 
@@ -36,24 +36,6 @@ def test_results_and_errors_come_back(thread: LoopThread) -> None:
     assert thread.run(double(4)) == 8
     with pytest.raises(KeyError, match="inside"):
         thread.run(fail())
-
-
-async def test_it_works_under_a_running_loop(thread: LoopThread) -> None:
-    assert thread.run(double(4)) == 8
-
-
-def test_several_threads_may_wait_at_once(thread: LoopThread) -> None:
-    async def meet() -> None:
-        await asyncio.wait_for(barrier.wait(), 10)
-
-    async def make() -> asyncio.Barrier:
-        return asyncio.Barrier(2)
-
-    barrier = thread.run(make())
-    other = threading.Thread(target=lambda: thread.run(meet()))
-    other.start()
-    thread.run(meet())
-    other.join()
 
 
 def test_its_own_thread_is_told_to_await(thread: LoopThread) -> None:
@@ -109,10 +91,6 @@ def test_callbacks_run_in_the_waiting_thread_and_may_wait_themselves(thread: Loo
     assert thread.run(work()) == (threading.get_ident(), 42)
 
 
-async def test_without_a_waiting_caller_a_callback_runs_on_the_spot() -> None:
-    assert await in_calling_thread(threading.get_ident) == threading.get_ident()
-
-
 def test_closing_cancels_what_runs(thread: LoopThread) -> None:
     started = threading.Event()
     caught: list[BaseException] = []
@@ -136,10 +114,6 @@ def test_closing_cancels_what_runs(thread: LoopThread) -> None:
     assert len(caught) == 1
     with pytest.raises(ClosedError):
         thread.run(double(1))
-
-
-def test_a_process_has_one_shared_thread() -> None:
-    assert get_loop_thread() is get_loop_thread()
 
 
 def test_threads_can_be_asked_for_while_the_interpreter_exits() -> None:

@@ -45,12 +45,6 @@ async def test_who_blocks_its_loop_or_is_stopped_is_killed_and_who_works_is_not(
         await works
 
 
-async def test_without_patience_nobody_is_killed_for_a_blocked_loop() -> None:
-    async with ActorSystem() as system:
-        worker = await system.spawn(Worker)
-        await worker.block(2.5)
-
-
 # -- one process, without a process ---------------------------------------------------------------
 
 
@@ -107,17 +101,3 @@ async def test_who_is_stopped_is_killed_or_continued_if_nobody_has_what_it_has(
     machine = Machine(monkeypatch, is_spared=is_spared)
     machine.is_stopped = True
     assert what in await machine.hangs_within(1.0)
-
-
-async def test_who_is_spared_has_more_time_and_not_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
-    machine = Machine(monkeypatch, is_spared=True)
-    assert await machine.hangs_within(14) == ""
-    assert "no answer for" in await machine.hangs_within(6)
-
-
-async def test_what_has_not_started_need_not_answer(monkeypatch: pytest.MonkeyPatch) -> None:
-    machine = Machine(monkeypatch)
-    machine.has_started = False
-    assert await machine.hangs_within(1000) == ""
-    machine.is_stopped = True
-    assert "SIGSTOP" in await machine.hangs_within(1.0)

@@ -15,12 +15,9 @@ from rlzmq.core.addresses import (
     SocketDirectory,
     check_bind_address,
     check_connect_address,
-    ipc_path,
-    is_loopback,
-    split_tcp,
 )
 from rlzmq.core.errors import ConfigurationError
-from rlzmq.net.context import Context, raise_file_limit
+from rlzmq.net.context import Context
 from rlzmq.net.socket import DrainSocket
 
 
@@ -61,16 +58,6 @@ def test_an_ipc_path_beyond_the_systems_limit_is_named() -> None:
     check_bind_address("ipc:///" + "x" * 106, has_keys=False)
     with pytest.raises(ConfigurationError, match=r"108 bytes, the system allows 107: .* XDG_RUNTIME_DIR"):
         check_bind_address("ipc:///" + "x" * 107, has_keys=False)
-
-
-def test_parts_of_addresses() -> None:
-    assert split_tcp("tcp://[::1]:7") == ("[::1]", 7)
-    assert split_tcp("tcp://h:*") == ("h", 0)
-    assert ipc_path("ipc:///a/b") == Path("/a/b")
-    assert ipc_path("ipc://@abstract") is None
-    assert is_loopback("tcp://127.0.0.1:1")
-    assert is_loopback("ipc:///a")
-    assert not is_loopback("tcp://10.0.0.5:1")
 
 
 async def test_a_second_bind_on_an_ipc_path_names_the_holder() -> None:
@@ -150,8 +137,3 @@ def test_directories_of_dead_runs_are_removed_and_those_of_live_ones_kept() -> N
             assert alive.path.exists()
             assert fresh.exists()
             assert not dead.path.exists()
-
-
-def test_the_file_limit_is_raised_but_never_lowered() -> None:
-    limit = raise_file_limit()
-    assert raise_file_limit(10) == limit

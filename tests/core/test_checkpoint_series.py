@@ -39,10 +39,6 @@ def test_the_newest_few_and_the_best_are_kept(tmp_path: Path) -> None:
     assert find_checkpoint(tmp_path).path == series.path / "000006"
 
 
-def test_without_scores_the_newest_are_kept(tmp_path: Path) -> None:
-    assert names(series_of(tmp_path, None, None, None, keep=2)) == ["000002", "000003"]
-
-
 def test_a_run_directory_a_series_and_a_checkpoint_are_all_found(tmp_path: Path) -> None:
     series = series_of(tmp_path, None)
     for place in (tmp_path, series.path, series.path / "000001", str(tmp_path)):

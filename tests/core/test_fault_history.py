@@ -216,14 +216,6 @@ def begin_broker(history: History, incarnation: int, *events: dict[str, Any]) ->
     history["broker", 30 + incarnation] = [serves(incarnation), *events]
 
 
-def test_a_fragment_that_waits_in_the_broker_for_its_update_is_pending_though_its_runner_died() -> None:
-    history = good()
-    history[DRIVER].insert(2, ended(*RUNNER))
-    train_more(history, 2, broker=1)
-    verdict = check_history(history)
-    assert (verdict.num_pending, verdict.num_gone) == (1, 0)
-
-
 @pytest.mark.parametrize("first", ["runner", "broker", "both"])
 def test_a_fragment_is_gone_if_its_runner_and_its_broker_died_before_it_was_due(first: str) -> None:
     history = good()
@@ -244,16 +236,6 @@ def test_a_fragment_is_gone_if_its_runner_and_its_broker_died_before_it_was_due(
     assert "1 gone with both their copies" in str(verdict)
 
 
-def test_a_fragment_whose_report_is_lost_with_its_holders_is_not_gone_if_it_was_trained() -> None:
-    history = good()
-    begin_broker(history, 2)
-    history[DRIVER].insert(2, ended(*RUNNER))
-    history[DRIVER].append({**report(2, [], 30, 1), "broker": 2})
-    trained = {"event": "trained", "update": 2, "generation": 2, "attempt": 1999, "rank": 0}
-    history[LEARNER].append({**trained, "ranges": [["a/1/3", 0, 10]]})
-    assert check_history(history).num_gone == 0
-
-
 def test_a_fragment_is_not_gone_while_one_of_its_holders_lives() -> None:
     history = good()
     begin_broker(history, 2)
@@ -266,31 +248,4 @@ def test_a_fragment_is_not_gone_while_one_of_its_holders_lives() -> None:
     assert (verdict.num_pending, verdict.num_gone) == (1, 0), "the next broker has it"
     train_more(history, 4, broker=2)
     with pytest.raises(HistoryError, match="a/1/3 of runner-0 was accepted and lost"):
-        check_history(history)
-
-
-def test_processes_that_the_run_ends_itself_take_nothing_with_them() -> None:
-    history = good()
-    history[DRIVER] += [ended(*RUNNER), ended(*BROKER)]
-    verdict = check_history(history)
-    assert (verdict.num_pending, verdict.num_gone) == (1, 0)
-
-
-def test_a_fragment_that_the_next_broker_refused_is_in_the_account() -> None:
-    history = good()
-    begin_broker(history, 2, {"event": "settled", "id": "a/1/3"}, held("a/1/4", 2))
-    train_more(history, 9, broker=2)
-    assert check_history(history).num_gone == 0
-
-
-def test_what_an_earlier_broker_planned_says_nothing_about_the_order_of_the_next_one() -> None:
-    history = good()
-    history[BROKER].append(held("a/1/4", 1))
-    begin_broker(history, 2, held("a/1/3", 2, 1), held("a/1/4", 2, 1))
-    history[DRIVER].append({**report(2, [["a/1/4", 10]], 30, 1), "broker": 2})
-    trained = {"event": "trained", "update": 2, "generation": 2, "rank": 0, "ranges": [["a/1/4", 0, 10]]}
-    history[LEARNER].append({**trained, "attempt": 1999})
-    check_history(history)
-    history[LEARNER][-1] = {**trained, "attempt": 2001}
-    with pytest.raises(HistoryError, match="update 2 trained a/1/4, which came after it"):
         check_history(history)

@@ -44,13 +44,6 @@ def test_no_file_or_directory_of_a_run_is_writable_by_others(tmp_path: Path, no_
     assert stat.S_IMODE((root / "private" / "quarantine").stat().st_mode) == 0o700
 
 
-def test_a_directory_that_is_a_file_is_an_error_and_one_that_exists_is_none(tmp_path: Path) -> None:
-    make_directories(tmp_path)
-    (tmp_path / "file").touch()
-    with pytest.raises(FileExistsError):
-        make_directories(tmp_path / "file")
-
-
 def test_a_locked_file_is_refused_with_its_holders_words_and_free_when_released(tmp_path: Path) -> None:
     path = tmp_path / "lock"
     lock = lock_file(path)

@@ -8,7 +8,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -56,15 +55,6 @@ def test_stages_of_all_threads_have_their_times_and_facts(tmp_path: Path) -> Non
     assert start["id"] == end["id"] != other["id"]
 
 
-def test_without_a_trace_nothing_is_kept() -> None:
-    assert not trace.is_on
-    trace.span("env", 1.0, 2.0)
-    trace.flush()
-    trace.close()
-    trace.join(None, "env runner 1")
-    assert not trace.is_on
-
-
 _JOINS = """
 import os, signal, sys, time
 from rlzmq.core import trace
@@ -97,16 +87,6 @@ def test_processes_of_one_host_write_one_file_which_can_be_read_when_they_were_k
         mine = [event for event in stages(path) if event["pid"] == other.pid]
         assert len(mine) == 3000  # a full buffer is written at once
         assert [event["ts"] for event in mine] == [number * 1e6 for number in range(3000)]
-
-
-def test_an_idle_buffer_is_written_with_the_next_event(tmp_path: Path) -> None:
-    path = tmp_path / "trace.json"
-    trace.create(path, "driver")
-    now = time.perf_counter()
-    trace.span("env", now, now)
-    assert not stages(path)
-    trace.span("env", now, now + 5.0)
-    assert len(stages(path)) == 2
 
 
 def test_stages_of_another_host_wait_until_they_are_taken(

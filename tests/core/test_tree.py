@@ -19,7 +19,6 @@ from rlzmq.core.tree import (
     tree_map,
     tree_stack,
     tree_unstack,
-    tree_zeros_like,
 )
 
 SPACE = gym.spaces.Dict(
@@ -103,11 +102,6 @@ def test_items_that_do_not_stack_are_named() -> None:
     for batch in ({"a": np.zeros(2), "b": np.zeros(1)}, np.zeros(()), {}, {"a": {}}):
         with pytest.raises(ValueError, match="expected"):
             num_items(batch)
-
-
-def test_zeros_like_puts_dimensions_in_front() -> None:
-    zeros = tree_zeros_like({"a": np.ones(3, np.int8), "b": 1.5}, (2, 4))
-    assert (zeros["a"].shape, zeros["a"].dtype, zeros["b"].shape) == ((2, 4, 3), np.int8, (2, 4))
 
 
 def test_fillers_follow_the_space() -> None:

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import threading
 from collections.abc import AsyncIterator, Callable
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any
 
@@ -16,7 +14,7 @@ from chaos_proxy import ChaosProxy
 from inbox import CHUNKS, DEADLINE_S, Inbox
 
 from rlzmq.core.addresses import SocketDirectory
-from rlzmq.core.errors import ClosedError, ConfigurationError, PeerLostError, ProtocolError
+from rlzmq.core.errors import ClosedError, PeerLostError
 from rlzmq.net.context import CONTROL, Context, SocketOptions
 from rlzmq.net.events import SocketEvent
 from rlzmq.net.keys import Authenticator, CurveClient, CurveServer, KeyPair
@@ -126,39 +124,6 @@ async def test_a_busy_socket_leaves_turns_to_others(context: Context, directory:
     assert max(num_between) <= 16
 
 
-@pytest.mark.parametrize("loop_factory", [uvloop.new_event_loop, asyncio.new_event_loop])
-def test_a_socket_that_only_sends_lets_the_loop_sleep(
-    loop_factory: Callable[[], asyncio.AbstractEventLoop],
-) -> None:
-    """A subscription wakes the publisher's loop once, not until the next message is sent."""
-
-    async def run(context: Context, directory: SocketDirectory) -> None:
-        num_turns = 0
-        was_woken = asyncio.Event()
-
-        class CountsTurns(DrainSocket):
-            def _turn(self) -> None:
-                nonlocal num_turns
-                num_turns += 1
-                was_woken.set()
-                super()._turn()
-
-        publisher = CountsTurns(context, "PUB", None)
-        subscriber = DrainSocket(context, "SUB", lambda frames: None, subscriptions=[b"x"])
-        subscriber.connect(publisher.bind(directory.address("w")))
-        await asyncio.wait_for(was_woken.wait(), DEADLINE_S)
-        for _ in range(300):
-            await asyncio.sleep(0)
-        assert num_turns < 100
-
-    with (
-        Context() as context,
-        SocketDirectory() as directory,
-        asyncio.Runner(loop_factory=loop_factory) as runner,
-    ):
-        runner.run(run(context, directory))
-
-
 async def test_a_router_refuses_a_peer_that_is_not_there(
     context: Context, directory: SocketDirectory
 ) -> None:
@@ -181,16 +146,6 @@ async def test_a_full_queue_refuses_until_it_was_sent(context: Context, director
     assert received == [b"0", b"1", b"2", b"3", b"4"]
     assert dealer.num_queued_messages == 0
     assert dealer.send([b"5"])
-
-
-async def test_bytes_bound_the_queue_but_one_message_always_fits(
-    context: Context, directory: SocketDirectory
-) -> None:
-    options = replace(CONTROL, immediate=True, max_queued_bytes=1000)
-    dealer = DrainSocket(context, "DEALER", None, options=options)
-    dealer.connect(directory.address("nobody"))
-    assert dealer.send([bytes(5000)])
-    assert not dealer.send([b"x"])
 
 
 async def test_large_frames_arrive_as_views_and_are_forwarded_whole(
@@ -236,13 +191,6 @@ async def test_a_ticket_tells_when_buffers_are_free(context: Context, directory:
             await asyncio.sleep(0.001)
 
     await asyncio.wait_for(poll(), DEADLINE_S)
-
-
-async def test_the_sender_checks_the_size(context: Context, directory: SocketDirectory) -> None:
-    push = DrainSocket(context, "PUSH", None, name="control")
-    push.connect(directory.address("x"))
-    with pytest.raises(ProtocolError, match=r"1048577 bytes .* 1048576 bytes that control carries"):
-        push.send([bytes(CONTROL.max_message_bytes + 1)])
 
 
 async def test_an_oversize_peer_is_cut_off_and_others_are_served(
@@ -366,70 +314,6 @@ async def test_closing_inside_the_handler_ends_the_delivery(
         pull.send([b"x"])
 
 
-async def test_another_thread_is_turned_away(context: Context, directory: SocketDirectory) -> None:
-    push = DrainSocket(context, "PUSH", None)
-    push.connect(directory.address("p"))
-    caught: list[BaseException] = []
-
-    def use() -> None:
-        try:
-            push.send([b"x"])
-        except RuntimeError as error:
-            caught.append(error)
-
-    thread = threading.Thread(target=use)
-    thread.start()
-    thread.join()
-    assert "call_soon_threadsafe" in str(caught[0])
-
-
-async def test_unknown_socket_types_are_named(context: Context) -> None:
-    with pytest.raises(ConfigurationError, match=r"'ROUTR'\. Did you mean 'ROUTER'"):
-        DrainSocket(context, "ROUTR", None)
-    assert context.num_open_sockets == 0
-
-
-async def test_subscribers_get_their_topics(context: Context, directory: SocketDirectory) -> None:
-    inbox = Inbox()
-    subscribed = Inbox()
-    xpub = DrainSocket(context, "XPUB", subscribed, options=replace(CONTROL, send_high_water_mark=1))
-    address = xpub.bind(directory.address("w"))
-    sub = DrainSocket(context, "SUB", inbox, subscriptions=[b"w"])
-    sub.connect(address)
-    assert await subscribed.get() == [b"\x01w"]
-    xpub.send([b"other", b"x"])
-    xpub.send([b"w", b"3"])
-    assert await inbox.get() == [b"w", b"3"]
-
-
-async def test_a_context_closes_what_was_left_open(directory: SocketDirectory) -> None:
-    context = Context()
-    router = DrainSocket(context, "ROUTER", lambda frames: None)
-    router.bind(directory.address("r"))
-    dealer = DrainSocket(context, "DEALER", None)
-    dealer.connect(directory.address("r"))
-    dealer.send([b"x"])
-    assert context.num_open_sockets == 2
-    context.close()
-    context.close()
-    assert router.closed
-    assert dealer.closed
-    with pytest.raises(ClosedError, match="make a new Context"):
-        DrainSocket(context, "DEALER", None)
-
-
-async def test_a_context_refuses_another_process(context: Context, monkeypatch: pytest.MonkeyPatch) -> None:
-    with monkeypatch.context() as patch:
-        patch.setattr("os.getpid", lambda: 1)
-        with pytest.raises(ClosedError, match="after the process started"):
-            DrainSocket(context, "DEALER", None)
-
-
-def test_an_endless_linger_is_refused() -> None:
-    with pytest.raises(ValueError, match="linger_ms"):
-        SocketOptions(linger_ms=-1)
-
-
 async def test_a_message_that_has_arrived_is_read_after_a_send_to_nobody(
     context: Context, directory: SocketDirectory
 ) -> None:
@@ -442,19 +326,3 @@ async def test_a_message_that_has_arrived_is_read_after_a_send_to_nobody(
     with pytest.raises(PeerLostError):
         router.send([b"nobody", b"message"])
     await asyncio.wait_for(received.wait(), DEADLINE_S)
-
-
-async def test_a_context_is_closed_although_whoever_closes_it_is_cancelled() -> None:
-    loop, is_free = asyncio.get_running_loop(), threading.Event()
-    loop.set_default_executor(ThreadPoolExecutor(1))
-    loop.run_in_executor(None, is_free.wait)  # the closing has to wait for a thread
-    context = Context()
-    closing = asyncio.create_task(context.aclose())
-    await asyncio.sleep(0)
-    closing.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await closing
-    assert not context.closed
-    is_free.set()
-    await loop.run_in_executor(None, int)
-    assert context.closed

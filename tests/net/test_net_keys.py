@@ -147,11 +147,6 @@ async def test_replayed_traffic_is_refused(context: Context) -> None:
             dealer.close(linger_ms=0)
 
 
-async def test_one_authenticator_per_context(context: Context) -> None:
-    with Authenticator(context, {}), pytest.raises(ConfigurationError, match="already has an authenticator"):
-        Authenticator(context, {})
-
-
 def test_a_key_pair_hides_its_secret() -> None:
     assert SERVER.secret not in repr(SERVER)
     assert KeyPair.from_secret(SERVER.secret) == SERVER
@@ -190,37 +185,6 @@ def test_a_file_of_a_kubernetes_secret_may_be_its_pods_groups(tmp_path: Path, mo
     assert read_private_file(secret_volume(tmp_path / "volume", mode)) == "secret"
 
 
-@pytest.mark.parametrize("mode", [0o444, 0o644, 0o404, 0o460, 0o450])  # 0644: without a defaultMode
-def test_other_modes_are_refused_in_a_secret_too(tmp_path: Path, mode: int) -> None:
-    with pytest.raises(ConfigurationError, match="defaultMode: 0400"):
-        read_private_file(secret_volume(tmp_path / "volume", mode))
-
-
-def test_a_groups_file_is_refused_outside_of_a_secret(tmp_path: Path) -> None:
-    key = secret_volume(tmp_path / "volume", 0o440)
-    (key.parent / "..data").unlink()
-    (key.parent / "..data").mkdir()
-    (key.parent / "..data" / "key").hardlink_to(key.parent / "..2026_11_21" / "key")
-    (tmp_path / "link").symlink_to(key)
-    for path in (key, tmp_path / "link", key.parent / "..2026_11_21" / "key"):
-        with pytest.raises(ConfigurationError, match="chmod 600"):
-            read_private_file(path)
-
-
-def test_a_write_that_fails_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    write_private_file(tmp_path / "key", "old")
-
-    def full(fd: int) -> None:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(os, "fsync", full)
-    with pytest.raises(OSError, match="No space"):
-        write_private_file(tmp_path / "key", "new")
-    monkeypatch.undo()
-    assert read_private_file(tmp_path / "key") == "old"
-    assert [path.name for path in tmp_path.iterdir()] == ["key"]
-
-
 JOIN = JoinFile(
     role="runner",
     addresses={"control": "tcp://10.0.0.5:5555", "weights": "tcp://10.0.0.5:5556"},
@@ -236,10 +200,6 @@ def test_a_join_file_comes_back_as_written(tmp_path: Path) -> None:
     assert read == JOIN
     assert read.curve() == CurveClient(SERVER.public, RUNNER)
     assert RUNNER.secret not in repr(read)
-
-
-def test_a_join_file_without_keys_is_for_ipc() -> None:
-    assert JoinFile("runner", {"control": "ipc:///run/x"}).curve() is None
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -11,9 +10,8 @@ import zmq
 from inbox import CHUNKS, DEADLINE_S, Inbox
 
 from rlzmq.core.addresses import SocketDirectory
-from rlzmq.core.errors import PeerLostError
-from rlzmq.net.context import CONTROL, Context
-from rlzmq.net.socket import DrainSocket, SendTicket
+from rlzmq.net.context import Context
+from rlzmq.net.socket import DrainSocket
 from rlzmq.wire.packed_frames import PACKED, pack_frames, sizes_of
 
 
@@ -167,81 +165,6 @@ async def test_closing_ends_the_delivery_of_what_came_together(context: Context,
     await asyncio.wait_for(closed.wait(), DEADLINE_S)
     await asyncio.sleep(0)
     assert received == [[b"d", b"x"]]
-
-
-async def test_what_a_handler_sends_before_it_closes_the_socket_arrives(
-    context: Context, address: str
-) -> None:
-    def answer(frames: list[Any]) -> None:
-        for number in range(5):
-            router.send([frames[0], b"%d" % number])
-        router.close()
-
-    inbox = Inbox()
-    router, dealer = pair(context, address, answer, inbox)
-    dealer.send([b"x"])
-    assert await inbox.take(5) == [[b"%d" % number] for number in range(5)]
-
-
-async def test_what_only_looks_packed_is_left_to_the_receiver(context: Context, address: str) -> None:
-    inbox = Inbox()
-    _, dealer = pair(context, address, inbox, None)
-    dealer._try_send([PACKED + b"\t"], None)
-    dealer._try_send([b""], None)
-    dealer._try_send([PACKED + b"\2\0\1\0\0\0\2\0\0\0a", b"surplus"], None)
-    assert await inbox.take(3) == [
-        [b"d", PACKED + b"\t"],
-        [b"d", b""],
-        [b"d", PACKED + b"\2\0\1\0\0\0\2\0\0\0a", b"surplus"],
-    ]
-
-
-async def test_messages_to_a_peer_that_leaves_meanwhile_are_lost(context: Context, address: str) -> None:
-    """Later sends tell, as after any message that was under way when its peer died."""
-    done = asyncio.Event()
-    ticket = SendTicket()
-
-    def answer(frames: list[Any]) -> None:
-        send = router._try_send
-        router._try_send = lose  # type: ignore[method-assign]
-        router.send([b"d", b"1"])
-        router.send([b"d", b"2"], ticket)
-        router._flush()
-        router._try_send = send  # type: ignore[method-assign]
-        done.set()
-
-    def lose(frames: Any, ticket: SendTicket | None) -> bool:
-        if frames[1] == b"1":
-            return True
-        raise PeerLostError("gone")
-
-    router, dealer = pair(context, address, answer, None)
-    dealer.send([b"x"])
-    await asyncio.wait_for(done.wait(), DEADLINE_S)
-    assert ticket.done
-    assert router.num_queued_messages == router.num_queued_bytes == 0
-    with pytest.raises(PeerLostError):
-        router.send([b"nobody", b"x"])
-
-
-async def test_a_slow_peer_gets_what_waited_in_few_messages(
-    context: Context, address: str, num_zmq_messages: list[int]
-) -> None:
-    inbox = Inbox()
-    dealer = DrainSocket(
-        context, "DEALER", None, options=replace(CONTROL, immediate=True), packs=True, routing_id=b"d"
-    )
-    dealer.connect(address)
-    messages = [[b"%d" % number, bytes(300)] for number in range(100)]
-    ticket = SendTicket()
-    for number, frames in enumerate(messages):
-        assert dealer.send(frames, ticket if number == 30 else None)
-    assert dealer.num_queued_messages == 100
-    router = DrainSocket(context, "ROUTER", inbox, packs=True)
-    router.bind(address)
-    assert await inbox.take(100) == [[b"d", *frames] for frames in messages]
-    assert num_zmq_messages == [2] * 4  # 30, the one with a ticket, 64, 5
-    assert ticket._tracker is not None
 
 
 async def test_a_peer_of_an_older_release_would_name_the_versions(context: Context, address: str) -> None:

@@ -7,12 +7,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from rlzmq.net import shared_memory
 from rlzmq.net.shared_memory import MIN_SHARED_BYTES, Segment, SegmentPool, SharedFrames
-from rlzmq.wire.codec import FOLDED, FRAMES_NEEDED, Buffer, WireError, encode, encode_opaque
+from rlzmq.wire.codec import FOLDED, Buffer, WireError, encode_opaque
 from rlzmq.wire.messages import decode_message
 
 HEADER = b"\2\7header"
@@ -73,19 +71,6 @@ def test_a_received_message_is_sent_on_without_a_copy() -> None:
         assert contents(last) == contents(sent)
 
 
-@given(st.lists(st.integers(1, 5000), min_size=1, max_size=30), st.randoms(use_true_random=False))
-def test_any_mixture_of_frames_inside_and_outside(sizes: list[int], random: Any) -> None:
-    rng = np.random.default_rng(len(sizes))
-    inside = SegmentPool().put(
-        [rng.integers(0, 255, size).astype(np.uint8) for size in (*sizes, MIN_SHARED_BYTES)]
-    )
-    frames = [*inside, *(random.randbytes(size) for size in sizes)]
-    random.shuffle(frames)
-    received = Side().shared.unfold(b"", Side().sends([HEADER, *frames]))
-    assert received is not None
-    assert contents(received) == contents([HEADER, *frames])
-
-
 def test_other_messages_are_sent_as_they_are() -> None:
     side = Side()
     for frames in (
@@ -126,18 +111,6 @@ def test_who_cannot_open_it_says_so_and_gets_frames(monkeypatch: pytest.MonkeyPa
     assert sender.shared.fold(b"another peer", frames) is not frames
 
 
-def test_a_message_that_comes_too_late_is_lost_and_changes_nothing() -> None:
-    sender, receiver = Side(), Side()
-    frames = message()
-    wire = sender.sends(frames)
-    del frames
-    assert receiver.shared.unfold(b"", wire) is None
-    (answer,) = receiver.answers
-    assert sender.shared.unfold(b"", contents(answer)) is None
-    assert sender.reasons == []
-    assert receiver.shared.unfold(b"", sender.sends(message())) is not None
-
-
 FIELDS: dict[str, Any] = {
     "pid": 1, "fd": 0, "nonce": "00" * 16, "num_bytes": 4096, "offsets": [64, -1], "lengths": [10, 0],
 }  # fmt: skip
@@ -170,15 +143,6 @@ def test_malformed_ones_are_left_to_the_codec_which_refuses_them(header: dict[st
         decode_message(frames)
 
 
-@pytest.mark.parametrize("kind", [FOLDED, FRAMES_NEEDED])
-@pytest.mark.parametrize("rest", [b"", b"\xff" * 100, b"\x81" * 60_000])
-def test_garbage_is_left_to_the_codec_which_refuses_it(kind: int, rest: bytes) -> None:
-    frames: list[Buffer] = [encode(kind, {})[0][:2] + rest]
-    assert Side().shared.unfold(b"", frames) is frames
-    with pytest.raises(WireError):
-        decode_message(frames)
-
-
 def test_a_folded_message_within_a_folded_one_is_refused() -> None:
     sender, receiver = Side(), Side()
     frames = message()
@@ -188,10 +152,3 @@ def test_a_folded_message_within_a_folded_one_is_refused() -> None:
     assert received is not None
     with pytest.raises(WireError):
         decode_message(received)
-
-
-def test_an_answer_that_nobody_asked_for_changes_nothing() -> None:
-    side = Side()
-    answer = encode_opaque(FRAMES_NEEDED, {"nonce": "00" * 16, "reason": "so"})
-    assert side.shared.unfold(b"", answer) is None
-    assert side.reasons == []

@@ -83,25 +83,6 @@ def test_fragments_without_the_modules_outputs_give_way_to_one_with_them(num_wro
     assert check.misfit(good) == ""
 
 
-def test_columns_of_connectors_and_callbacks_are_those_of_most_fragments() -> None:
-    check = BatchCheck()
-    check.expect({}, None, {"default_policy": LOGITS})
-    logits = np.zeros(2, np.float32)
-    check.check(batch_of(logits=logits, custom=np.zeros(3, np.float32)), "a/1/0")
-    with pytest.raises(ValueError, match="'custom'"):
-        check.check(batch_of(logits=logits, custom=np.zeros(2, np.float32)), "b/1/0")
-    check.check(batch_of(logits=logits, custom=np.zeros(2, np.float32)), "b/1/1")
-    check.check(batch_of(logits=logits, custom=np.zeros(2, np.float32)), "b/1/2")
-
-
-def test_other_columns_are_refused() -> None:
-    check = BatchCheck()
-    check.check(batch_of(logits=np.zeros(2, np.float32)))
-    check.trained()
-    with pytest.raises(ValueError, match="expected the columns"):
-        check.check(batch_of())
-
-
 def test_one_odd_fragment_before_the_first_update_does_not_get_all_others_refused() -> None:
     """Its observations are as they should be, and no space knows of the extra column."""
     odd, usual = {"extra": np.zeros(3, np.float32)}, {"extra": np.zeros(2, np.float32)}
@@ -117,27 +98,6 @@ def test_one_odd_fragment_before_the_first_update_does_not_get_all_others_refuse
     assert check.misfit(batch_of(**usual)) == ""
     with pytest.raises(ValueError, match="'extra'"):
         check.check(batch_of(**odd), "a/1/1")
-
-
-def test_one_odd_fragment_that_was_trained_does_not_get_all_others_refused() -> None:
-    check = BatchCheck()
-    check.check(batch_of(extra=np.zeros(3, np.float32)))
-    check.trained()
-    for _ in range(3):
-        with pytest.raises(ValueError, match="'extra'"):
-            check.check(batch_of(extra=np.zeros(2, np.float32)))
-    check.check(batch_of(extra=np.zeros(2, np.float32)))
-
-
-def test_what_was_trained_is_not_given_up_for_odd_fragments_now_and_then() -> None:
-    check = BatchCheck()
-    for _ in range(10):
-        check.check(batch_of())
-        check.trained()
-        for _ in range(3):
-            with pytest.raises(ValueError, match="expected the columns"):
-                check.check(batch_of(extra=np.zeros(2, np.float32)))
-    assert check.num_replaced == 0
 
 
 SPACES: dict[str, tuple[Any, Any, Any]] = {
@@ -200,16 +160,6 @@ def test_the_runs_spaces_define_the_form_not_the_first_fragment(
     check.check(EpisodeBatch.from_episodes([episode_of([np.zeros(4, np.float32)] * 2, [1])]))
 
 
-def test_without_spaces_any_value_goes_and_ids_of_the_batch_change_nothing() -> None:
-    batch = EpisodeBatch.from_episodes([episode_of([0.0, 1.0], [7])])
-    check = BatchCheck()
-    check.check(batch)
-    check.expect({"default_policy": gym.spaces.Discrete(2)})
-    batch.module_ids, batch.agent_ids = ["other"], [[]]
-    with pytest.raises(ValueError, match=r"'actions': expected values of Discrete\(2\), got 7"):
-        check.check(batch)
-
-
 def test_agents_have_spaces_of_their_own() -> None:
     def batch(observation: int, action: int) -> EpisodeBatch:
         episode = MultiAgentEpisode(agent_to_module_mapping_fn=lambda agent_id, _: f"of_{agent_id}")
@@ -225,23 +175,6 @@ def test_agents_have_spaces_of_their_own() -> None:
     for column, wrong in (("obs", batch(10, 9)), ("actions", batch(9, 10))):
         with pytest.raises(ValueError, match=rf"'{column}': expected values of Discrete\(10\), got 10"):
             check.check(wrong)
-
-
-def test_agents_columns_are_their_modules_outputs() -> None:
-    def batch(width: int) -> EpisodeBatch:
-        episode = MultiAgentEpisode(agent_to_module_mapping_fn=lambda agent_id, _: f"of_{agent_id}")
-        episode.add_env_reset(observations={"a": 0, "b": 0})
-        agents = {"a": 0, "b": 0}
-        outputs = {"a": {"logits": np.zeros(2, np.float32)}, "b": {"logits": np.zeros(width, np.float32)}}
-        rewards = dict.fromkeys(agents, 0.0)
-        episode.add_env_step(agents, agents, rewards, extra_model_outputs=outputs)
-        return EpisodeBatch.from_episodes([episode])
-
-    check = BatchCheck()
-    check.expect({}, None, {"of_a": LOGITS, "of_b": {"logits": np.zeros((2, 5), np.float32)}})
-    with pytest.raises(ValueError, match=r"'logits': expected shape \(5,\) per step .* got \(2,\)"):
-        check.check(batch(2))
-    check.check(batch(5))
 
 
 def link_of_learner(events: list[Any]) -> LearnerLink:

@@ -16,7 +16,7 @@ from rlzmq.core.addresses import SocketDirectory
 from rlzmq.core.errors import ConfigurationError, PeerLostError
 from rlzmq.net.context import Context
 from rlzmq.net.socket import DrainSocket
-from rlzmq.protocol.events import Overrun, Quarantine, Send
+from rlzmq.protocol.events import Quarantine, Send
 from rlzmq.roles.broker_role import BrokerRole
 from rlzmq.wire.codec import WIRE_VERSION, FragmentId
 from rlzmq.wire.fragment_message import decode_fragment, encode_fragment, fragment_from_bytes
@@ -68,36 +68,6 @@ async def test_a_run_trains_whole_batches(staleness):
     await broker.stop()
     await broker.stop()
     assert await broker.ended == ("stopped", "")
-
-
-async def test_a_batch_that_would_not_outlive_the_broker_is_told_once(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    def told() -> list[str]:
-        return [text for text in caplog.messages if "restarted" in text]
-
-    class Patient(FakeLearner):
-        """Has the first batch at hand until_async the broker has told of it."""
-
-        def train(self, item: Any) -> None:
-            if told():
-                super().train(item)
-            else:
-                self.loop.call_later(0.01, self.train, item)
-
-    caplog.set_level("WARNING", logger="rlzmq.broker")
-    broker = BrokerRole("run", {**_OPTIONS, "resent_bytes": 120_000})
-    addresses = await broker.start()
-    async with _peers(
-        lambda: FakeDriver(addresses, 4, 100),
-        lambda: Patient(addresses),
-        lambda: FakeRunner("runner-0", addresses, num_bytes=200_000),
-    ) as (driver, _, _):
-        await asyncio.wait_for(driver.finished, 20)
-    await broker.stop()
-    (text,) = told()
-    assert " MB of fragments" in text
-    assert "more than the 0.1 MB" in text
 
 
 async def test_a_hundred_runners_that_could_send_more_than_fits_are_held_back_and_nothing_is_lost():
@@ -172,24 +142,6 @@ async def test_a_broker_that_dies_and_comes_back_loses_nothing():
     directory.close()
 
 
-async def test_runners_join_and_leave_while_it_trains():
-    broker = BrokerRole("run", _OPTIONS)
-    addresses = await broker.start()
-    async with _peers(
-        lambda: FakeDriver(addresses, 6, 200),
-        lambda: FakeLearner(addresses),
-        lambda: FakeRunner("first", addresses),
-    ) as (driver, learner, first):
-        await driver.has_reported.wait()
-        async with _peers(lambda: FakeRunner("second", addresses)) as (second,):
-            await second.has_sampled.wait()
-            await first.close()  # without a word
-        async with _peers(lambda: FakeRunner("third", addresses)):
-            await asyncio.wait_for(driver.finished, 30)
-        _check(driver, learner, 200)
-    await broker.stop()
-
-
 async def test_hostile_bytes_are_refused_and_counted_and_the_run_goes_on():
     broker = BrokerRole("run", _OPTIONS)
     addresses = await broker.start()
@@ -224,18 +176,6 @@ async def test_hostile_bytes_are_refused_and_counted_and_the_run_goes_on():
     attacker.close()
     await context.aclose()
     await broker.stop()
-
-
-async def test_two_brokers_cannot_share_an_address():
-    directory = SocketDirectory()
-    addresses = {name: directory.address(name) for name in ("data", "weights")}
-    first, second = (BrokerRole("run", addresses=addresses, incarnation=n) for n in (1, 2))
-    await first.start()
-    with pytest.raises(ConfigurationError):
-        await second.start()
-    await second.stop()
-    await first.stop()
-    directory.close()
 
 
 async def test_open_tcp_without_keys_is_refused():
@@ -322,24 +262,3 @@ def wait_until_gone(broker: BrokerRole, peer: bytes) -> None:
             broker._listeners.send(peer, encode_message(BrokerBeat(1)))
             time.sleep(0.01)
         raise AssertionError("it is still connected")
-
-
-async def test_a_broker_that_fails_over_a_peer_that_does_not_read_says_so_too(
-    monkeypatch: pytest.MonkeyPatch,
-):
-    broker = BrokerRole("run", _OPTIONS)
-    await broker.start()
-    handle = broker._core.handle
-
-    def fail(event, now):
-        if isinstance(event, Overrun):
-            raise AssertionError("half done")
-        return handle(event, now)
-
-    monkeypatch.setattr(broker._core, "handle", fail)
-    broker._told.append(Overrun(b"Lnobody"))
-    with pytest.raises(AssertionError, match="half done"):
-        await asyncio.wait_for(broker.ended, 5.0)
-    with pytest.raises(AssertionError, match="half done"):
-        await broker.run_until_failure()
-    await broker.stop()

@@ -80,23 +80,6 @@ async def test_who_does_not_answer_in_time_is_ended_and_the_others_called_off() 
     assert [rank.is_ending for rank in ranks] == [False, True]
 
 
-async def test_of_ranks_that_do_not_answer_one_is_kept_with_its_weights() -> None:
-    ranks = [FakeRank(place) for place in range(3)]
-    with pytest.raises(PeerLostError, match="learner-0, learner-1, learner-2 did not answer"):
-        await form_group(ranks, "store", 1, deadline_s=0.01)
-    assert [rank.is_ending for rank in ranks] == [False, True, True]
-
-
-async def test_the_last_rank_has_the_only_weights() -> None:
-    group, handles = supervisor(lambda handles: None)
-    await group.begin(2)
-    assert not group.has_only_weights("learner-0")
-    handles[1].kill()
-    assert group.has_only_weights("learner-0")
-    assert not group.has_only_weights("learner-1")
-    await group.stop()
-
-
 def supervisor(
     form: Callable[[list[FakeRank]], None], **settings: Any
 ) -> tuple[LearnerSupervisor, list[FakeRank]]:
@@ -129,28 +112,6 @@ async def test_ranks_that_live_and_never_come_together_end_the_run_with_the_reas
     ):
         await group.begin(2)
     assert attempts == [2] * 5
-    await group.stop()
-
-
-@pytest.mark.parametrize("doomed", [[0], [1], [0, 1]])
-async def test_who_dies_in_the_first_forming_is_replaced_in_it(doomed: list[int]) -> None:
-    first = True
-
-    def form(handles: list[FakeRank]) -> None:
-        nonlocal first
-        if first:
-            first = False
-            for rank in doomed:
-                handles[rank].die()
-            raise PeerLostError("a peer died")
-
-    group, handles = supervisor(form)
-    async with asyncio.timeout(10):
-        await group.begin(2)
-    assert len(handles) == 2
-    assert not any(rank.exited.done() for rank in handles)
-    assert group.num_rollbacks == 0
-    assert group.num_restarts == len(doomed)
     await group.stop()
 
 

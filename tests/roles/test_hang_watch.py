@@ -129,30 +129,6 @@ def _step_watched(sampling: Sampling) -> None:
         sampling.env.step(None)
 
 
-def test_a_runner_without_work_does_not_hang() -> None:
-    sampling = Sampling(FakeEnv(), 3, step_s=0.05, reset_s=0.05)
-    assert sampling.finished.wait(10.0)
-    assert not sampling.noticed.wait(0.4)
-    assert sampling.watch.progress == 4
-    sampling.end()
-
-
-def test_an_env_is_attended_once_and_its_replacement_too() -> None:
-    watch = EnvWatch(
-        SimpleNamespace(env_step_timeout_s=None, env_reset_timeout_s=300.0, slow_call_warning_s=0), "runner"
-    )
-    env = FakeEnv()
-    for _ in range(3):
-        watch.attend(env)
-    env.step(None)
-    assert watch.progress == 1
-    other = FakeEnv()
-    watch.attend(other)
-    other.reset()
-    assert watch.progress == 2
-    watch.close()
-
-
 # -- whole runs ---------------------------------------------------------------------------------------
 
 

@@ -7,7 +7,7 @@ import socket
 import psutil
 import pytest
 
-from rlzmq.roles.formation import _interface_of, guarded_connections, interface_for
+from rlzmq.roles.formation import guarded_connections, interface_for
 
 
 def _keepalive(connection: socket.socket) -> tuple[int, int]:
@@ -45,13 +45,3 @@ def test_the_interface_is_the_one_on_the_way_to_the_store(monkeypatch: pytest.Mo
                 assert interface_for(f"tcp://{entry.address}:1") == name
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "eth7")
     assert interface_for("tcp://127.0.0.1:1") is None
-
-
-def test_the_interfaces_of_ipv6_addresses_are_found() -> None:
-    with socket.socket() as any_socket:
-        for name, entries in psutil.net_if_addrs().items():
-            for entry in entries:
-                if entry.family == socket.AF_INET6:
-                    assert _interface_of(any_socket, entry.address.partition("%")[0]) == name
-        assert _interface_of(any_socket, "2001:db8::1") is None
-        assert _interface_of(any_socket, "192.0.2.250") is None

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import os
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -24,7 +22,7 @@ from rlzmq.protocol.weights import (
     seal_publication,
 )
 from rlzmq.roles.listeners import BrokerListeners
-from rlzmq.wire.codec import FOLDED, FRAMES_NEEDED, SchemaError, encode_opaque
+from rlzmq.wire.codec import FOLDED, SchemaError
 from rlzmq.wire.messages import decode_message
 
 LARGE = SocketOptions(max_message_bytes=1 << 26, linger_ms=500)
@@ -166,39 +164,3 @@ async def test_a_place_from_outside_is_refused_unopened(door: Door, monkeypatch:
     outside.send([b"more"])
     await door.get()
     assert answers.empty()
-
-
-async def test_a_place_that_cannot_be_opened_is_answered_and_the_next_message_arrives(door: Door) -> None:
-    local, answers = door.connect("runner")
-    header = {"pid": os.getpid(), "nonce": "00" * 16, "num_bytes": 64, "offsets": [0], "lengths": [64]}
-    with contextlib.ExitStack() as stack:
-        for target in ("/dev/zero", "/proc/self/status", "/dev/shm"):
-            fd = os.open(target, os.O_RDONLY)
-            stack.callback(os.close, fd)
-            local.send(encode_opaque(FOLDED, {**header, "fd": fd}, [HEADER]))
-            answer = await asyncio.wait_for(answers.get(), 20)
-            assert answer[0][1] == FRAMES_NEEDED
-    local.send([b"next"])
-    assert await door.get() == (b"Lrunner", [b"next"])
-
-
-async def test_a_local_peer_that_needs_frames_gets_them_and_it_is_logged_once(
-    door: Door, caplog: pytest.LogCaptureFixture
-) -> None:
-    local, received = door.connect("learner")
-    local.send([b"hello"])
-    peer, _ = await door.get()
-    (column,) = large()
-    broken = SharedFrames(lambda peer, frames: local.send(frames), nothing)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Segment, "hold", lambda *place: (_ for _ in ()).throw(PermissionError(13, "no")))
-        for _ in range(2):  # two shards under way
-            door.listeners.send(peer, [HEADER, column])
-        for _ in range(2):
-            assert broken.unfold(b"", await asyncio.wait_for(received.get(), 20)) is None
-    local.send([b"next"])
-    await door.get()
-    door.listeners.send(peer, [HEADER, column])
-    _, frame = await asyncio.wait_for(received.get(), 20)
-    assert bytes(frame) == column.tobytes()
-    assert len([text for text in caplog.messages if "PermissionError: no" in text]) == 1

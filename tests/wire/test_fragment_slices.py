@@ -13,13 +13,11 @@ from rlzmq.episodes.multi_agent_episode import MultiAgentEpisode
 from rlzmq.episodes.single_agent_episode import SingleAgentEpisode
 from rlzmq.roles.batch_check import BatchCheck, decode_steps
 from rlzmq.runners.vector_env_runners import MultiAgentEnvRunner
-from rlzmq.wire.codec import ArrayMismatchError, MalformedFrameError, encode, to_header
+from rlzmq.wire.codec import ArrayMismatchError
 from rlzmq.wire.fragment_message import (
     check_claims,
     decode_fragment,
     encode_fragment,
-    fragment_from_bytes,
-    fragment_to_bytes,
     slice_fragment,
 )
 from rlzmq.wire.messages import Fragment
@@ -72,24 +70,6 @@ def test_a_fragment_that_claims_other_env_steps_than_it_holds_is_refused(claimed
         check_claims(fragment(episodes(), claimed))
 
 
-def test_a_quarantine_file_begins_as_one() -> None:
-    content = fragment_to_bytes([b"a", b"bc"])
-    assert [bytes(frame) for frame in fragment_from_bytes(content)] == [b"a", b"bc"]
-    assert fragment_from_bytes(fragment_to_bytes([])) == []
-    for damaged in (content[:20], b"R" + content[1:]):
-        with pytest.raises(MalformedFrameError, match="does not begin as one"):
-            fragment_from_bytes(damaged)
-
-
-def test_a_fragment_has_a_meta_frame_of_bytes() -> None:
-    header = to_header(Fragment("r", 0, 7, 1, 12, 1, 0, -1, {}))
-    with pytest.raises(ArrayMismatchError, match="at least its meta frame, got no arrays"):
-        decode_fragment(encode(Fragment.kind, header, []))
-    for meta in (np.zeros(3, np.float32), np.zeros((3, 1), np.uint8)):
-        with pytest.raises(MalformedFrameError, match=f"is 1-D uint8, got {meta.ndim}-D {meta.dtype}"):
-            decode_fragment(encode(Fragment.kind, header, [meta]))
-
-
 def test_parts_hold_no_more_than_their_episodes_columns() -> None:
     whole = fragment(episodes())
     sizes = [sum(memoryview(frame).nbytes for frame in part) for part in (whole, slice_fragment(whole, 0, 5))]
@@ -117,23 +97,6 @@ def test_a_part_of_agents_episodes_opens_to_the_same_as_the_whole(seed: int) -> 
             part = slice_fragment(whole, first, num_steps)
             assert decode_fragment(part)[0].num_env_steps == num_steps
             assert facts(part, first, num_steps) == facts(whole, first, num_steps)
-
-
-def test_parts_of_agents_episodes_hold_no_more_than_their_rows() -> None:
-    made = []
-    for length in (40, 40):
-        multi = MultiAgentEpisode()
-        multi.add_env_reset(observations={agent: np.zeros(256, np.float32) for agent in "ab"})
-        for t in range(length):
-            observations = {agent: np.full(256, t, np.float32) for agent in "ab"}
-            multi.add_env_step(observations, {"a": 0, "b": 1}, {"a": 0.5, "b": 1.5})
-        made.append(multi)
-    whole = fragment(EpisodeBatch.from_episodes(made), 80)
-    sizes = [
-        sum(memoryview(frame).nbytes for frame in slice_fragment(whole, *of)) for of in ((0, 40), (40, 40))
-    ]
-    observations = 4 * 256 * 2 * 41
-    assert all(observations < size < observations + 8192 for size in sizes)
 
 
 def test_what_cannot_be_cut_is_sent_whole() -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import struct
 from typing import Any
 
-import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -46,23 +45,6 @@ def test_every_message_comes_back_as_it_was(messages: list[list[bytes]]) -> None
     assert unpack_frames(pack(*messages)) == messages
 
 
-def test_the_bytes_are_these() -> None:
-    large = bytes(SMALL_BYTES)
-    packed = pack([b"ab", large, b"c"], [b""])
-    numbers = b"\3\0\0\0" + b"\2\0\0\0\xff\xff\xff\xff\1\0\0\0" + b"\1\0\0\0" + b"\0\0\0\0"
-    assert packed == [b"\xf1\0\6\0" + numbers + b"abc", large]
-    assert packed[1] is large
-
-
-def test_arrays_and_views_are_packed_by_their_bytes() -> None:
-    array, view = np.arange(6.0).reshape(2, 3), memoryview(bytearray(b"abcd"))[1:3]
-    images = np.zeros((2, SMALL_BYTES // 16), np.float64)
-    frames = pack([b"", array, view, np.zeros((0, 3)), images])
-    assert len(frames) == 2
-    assert frames[1] is images
-    assert unpack_frames(frames)[0] == [b"", array.tobytes(), b"bc", b"", images]
-
-
 def test_small_frames_beyond_the_bound_stay_frames() -> None:
     small = bytes(SMALL_BYTES - 1)
     packed = pack([b"first"], [small] * 20, [b"end"])
@@ -70,28 +52,6 @@ def test_small_frames_beyond_the_bound_stay_frames() -> None:
     assert len(packed) == 1 + 20 - num
     assert len(packed[0]) == 4 + 4 * 25 + 8 + num * len(small)
     assert unpack_frames(packed) == [[b"first"], [small] * 20, [b"end"]]
-
-
-@pytest.mark.parametrize(("num_bytes", "num_frames"), [(4096, 1), (4097, 2)])
-def test_the_bound_itself_is_packed(num_bytes: int, num_frames: int) -> None:
-    frames = [b"x" * 4096] * 15
-    assert len(pack(frames, [bytes(num_bytes)])) == num_frames
-    assert len(pack([*frames, bytes(SMALL_BYTES)], [bytes(num_bytes)])) == num_frames + 1
-    assert len(pack([*frames, bytes(num_bytes), bytes(SMALL_BYTES)])) == num_frames + 1
-
-
-def test_two_of_the_longest_messages_fit() -> None:
-    messages = [[b"x"] * (MAX_ARRAYS + 2)] * 2
-    assert unpack_frames(pack(*messages)) == messages
-    assert MAX_PACKED_FRAMES == 2 * (MAX_ARRAYS + 2)
-
-
-def test_unpacked_frames_hold_no_memory_of_the_message() -> None:
-    packed = bytearray(pack([b"header", b"x" * 10])[0])
-    message = unpack_frames([memoryview(packed)])[0]
-    packed[-1:] = b"y"
-    assert message == [b"header", b"x" * 10]
-    assert [type(frame) for frame in message] == [bytes, bytes]
 
 
 def test_no_wire_version_is_the_mark() -> None:
@@ -122,10 +82,6 @@ def test_no_wire_version_is_the_mark() -> None:
 def test_what_was_not_packed_is_refused(frames: list[bytes], says: str) -> None:
     with pytest.raises(MalformedFrameError, match=says):
         unpack_frames(frames)
-
-
-def test_the_largest_first_frame_is_read() -> None:
-    assert unpack_frames([table(1, _MAX - 12, body=bytes(_MAX - 12))]) == [[bytes(_MAX - 12)]]
 
 
 _large = st.sampled_from([0, 1, SMALL_BYTES, PART_BYTES - 1, PART_BYTES, PART_BYTES + 1, 3 * PART_BYTES])
