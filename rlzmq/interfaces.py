@@ -39,7 +39,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
-    from rlzmq.driver.update_results import Accounting, UpdateResult
+    from rlzmq.driver.updates import Accounting, UpdateResult
     from rlzmq.runners.env_runner import SampleRequest
 
 __all__ = ["Batch", "Env", "Learner", "Module", "Pipeline", "Sampler", "UpdatePipeline"]
@@ -145,6 +145,9 @@ class UpdatePipeline(Protocol):
 
     async def run_update(self) -> UpdateResult:
         """Return when an update is committed and its weights are published."""
+
+    def take_learner_results(self) -> list[list[dict[str, Any]]]:
+        """Return the learners' results since the last call, by update and rank; a rank that died has lost its own."""
 
     async def settle(self) -> list[UpdateResult]:
         """Wait until no update is open; return those that ran ahead of `run_update`."""

@@ -91,7 +91,7 @@ class Pauses(logging.Handler):
         handles = [
             *session.env_runner_group.handles,
             *session.learner_group.handles,
-            session._pipeline._broker.handle,
+            session.pipeline._broker.handle,
         ]
         states = {handle.name: _state(handle) for handle in handles if handle is not None}
         supervisor = session.learner_group.supervisor
@@ -107,7 +107,7 @@ class Pauses(logging.Handler):
                 continue
             try:
                 async with asyncio.timeout(_ASK_S):
-                    waits = (await self._session._pipeline._status())["waits"]
+                    waits = (await self._session.pipeline._status())["waits"]
             except Exception as error:
                 waits = [f"broker: no answer ({type(error).__name__})"]
             text = "; ".join(waits)

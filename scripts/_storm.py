@@ -191,7 +191,7 @@ class Storm:
             RuntimeError: Training made no progress, or a process did not come back.
         """
         async with contextlib.AsyncExitStack() as stack:
-            self._join = join = JoinFile.read(self.session._pipeline._broker.join_files["runner"])
+            self._join = join = JoinFile.read(self.session.pipeline._broker.join_files["runner"])
             for name in ("data", "weights"):
                 proxy = ChaosProxy(join.addresses[name], seed=self.random.getrandbits(32))
                 self._proxies[name] = await stack.enter_async_context(proxy)
@@ -229,7 +229,7 @@ class Storm:
             self._pauses.note(f"FAULT  {kind}")
             self.fired[kind] += 1
             if time.monotonic() - self._updated_at > _GIVE_UP_S:
-                status = await asyncio.wait_for(self.session._pipeline._status(), 5)
+                status = await asyncio.wait_for(self.session.pipeline._status(), 5)
                 raise RuntimeError(f"no update for {_GIVE_UP_S:g} s: {status['waits']}")
             if (number + 1) % 25 == 0:
                 print(f"{number + 1} faults, {len(self.gaps_s)} updates, {dict(self.fired)}", flush=True)
@@ -317,7 +317,7 @@ class Storm:
                 number = self.random.choice((signal.SIGKILL, signal.SIGSTOP))
                 handles = [*self.session.env_runner_group.handles, *self.session.learner_group.handles]
                 names = {handle.pid: handle.name for handle in handles}
-                if process.pid in names or process.pid == self.session._pipeline._broker.handle.pid:
+                if process.pid in names or process.pid == self.session.pipeline._broker.handle.pid:
                     return f"kill {role}"  # it has started already
                 with contextlib.suppress(psutil.NoSuchProcess):
                     process.send_signal(number)
@@ -335,7 +335,7 @@ class Storm:
         handles = {
             "runner": session.env_runner_group.handles,
             "learner": session.learner_group.handles,
-            "broker": [session._pipeline._broker.handle],
+            "broker": [session.pipeline._broker.handle],
         }[role]
         well = [handle for handle in handles if not handle.exited.done() and not is_stopped(handle.pid)]
         return self.random.choice(well) if len(well) > (role == "learner") else None

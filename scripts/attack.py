@@ -157,7 +157,7 @@ def flood_run(flood: str) -> Outcome:
         tempfile.TemporaryDirectory() as directory,
         listening(Path(directory), num_env_runners=1, batch=1200).build() as algo,
     ):
-        keeper = algo._async.session._pipeline._broker
+        keeper = algo._async.session.pipeline._broker
         for _ in range(3):
             algo.train()
         pid = keeper.handle.pid
@@ -297,7 +297,7 @@ def measure(directory: Path, options: argparse.Namespace) -> None:
     with listening(directory, num_env_runners=1, batch=1200).build() as algo:
         join = JoinFile.read(directory / "join.toml")
         observer = JoinFile.read(directory / "join.observer.toml")
-        broker = psutil.Process(algo._async.session._pipeline._broker.handle.pid)
+        broker = psutil.Process(algo._async.session.pipeline._broker.handle.pid)
         for _ in range(5):
             algo.train()
         steps, seconds, cpu = dict.fromkeys(MODES, 0), dict.fromkeys(MODES, 0.0), dict.fromkeys(MODES, 0.0)

@@ -54,7 +54,7 @@ async def files_by_process() -> dict[str, list[str]]:
         session = algorithm.session
         handles = {
             "runner": session.env_runner_group.handles[0],
-            "broker": session._pipeline._broker.handle,
+            "broker": session.pipeline._broker.handle,
             "learner": session.learner_group.handles[0],
         }
         for handle in handles.values():

@@ -228,7 +228,7 @@ async def run_until_noticed(
 async def _kill_broker(algo: Any, directory: Path) -> None:
     while not caught(directory):  # noqa: ASYNC110 (other processes' files)
         await asyncio.sleep(0.01)
-    algo.session._pipeline._broker.handle.send_signal(signal.SIGKILL)
+    algo.session.pipeline._broker.handle.send_signal(signal.SIGKILL)
 
 
 def draw_traps(random_: random.Random, first: bool) -> list[tuple[str, int]]:

@@ -83,7 +83,7 @@ async def kill_now_and_then(algo: Any, every_s: float, dice: random.Random) -> i
             candidates = [
                 *session.env_runner_group.handles,
                 *(learners if len(learners) > 1 else []),
-                session._pipeline._broker.handle,
+                session.pipeline._broker.handle,
             ]
             handle = dice.choice([handle for handle in candidates if not handle.exited.done()])
             handle.send_signal(signal.SIGKILL)

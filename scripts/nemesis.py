@@ -129,7 +129,7 @@ class Nemesis:
         task.cancel()
         if training in done:
             training.result()
-        broker = self.session._pipeline._broker.handle
+        broker = self.session.pipeline._broker.handle
         status = await asyncio.wait_for(broker.status(), 5)
         raise RuntimeError(f"nothing happened for {_STANDSTILL_S:g} s; the broker says: {status}")
 
@@ -190,7 +190,7 @@ class Nemesis:
             await asyncio.sleep(0.01)
 
     def _broker(self) -> Any:
-        return self.session._pipeline._broker.handle
+        return self.session.pipeline._broker.handle
 
     async def _kill_some(self) -> None:
         """Kill as many processes as are hit at once; return after the next update, or once all are back."""

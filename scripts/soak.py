@@ -93,7 +93,7 @@ class Soak:
         """Return every process but the driver's, by name."""
         session = self._session
         all_handles = [
-            session._pipeline._broker.handle,
+            session.pipeline._broker.handle,
             *session.env_runner_group.handles,
             *session.learner_group.handles,
         ]

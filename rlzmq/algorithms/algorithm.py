@@ -17,7 +17,7 @@ from rlzmq.core.signatures import TellsUncalled
 from rlzmq.core.synonyms import AnswersSynonyms, SynonymsOfClass
 from rlzmq.driver.sync_groups import EnvRunnerGroup, LearnerGroup
 from rlzmq.driver.synchronous import Forwarded, Synchronous, blocking, runner_for
-from rlzmq.driver.update_results import Accounting
+from rlzmq.driver.updates import Accounting
 
 __all__ = ["Algorithm"]
 

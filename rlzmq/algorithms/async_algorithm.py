@@ -27,7 +27,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 from rlzmq.actors.host import awaited
-from rlzmq.algorithms.callback_dispatch import CallbackDispatch
 from rlzmq.algorithms.checkpoint_keeper import CheckpointKeeper
 from rlzmq.algorithms.checkpoints import (
     check_algorithm_class,
@@ -58,8 +57,8 @@ from rlzmq.core.process import LastWords, apply_log_level, end_process
 from rlzmq.core.tracebacks import ShortTraceback
 from rlzmq.driver.module_configs import PLACES
 from rlzmq.driver.session import Session
-from rlzmq.driver.synchronous import drive, needs_processes
-from rlzmq.driver.update_results import Accounting
+from rlzmq.driver.synchronous import CallbackDispatch, drive, needs_processes
+from rlzmq.driver.updates import Accounting
 from rlzmq.modules.multi_rl_module_spec import MultiRLModuleSpec
 from rlzmq.modules.spec import RLModuleSpec
 
@@ -273,7 +272,7 @@ class AsyncAlgorithm:
             fault_tolerance |= self._keeper.counters()
         result = self._iterations.build_result(fault_tolerance)
         result["config_seed"] = session.config.seed
-        session.tell_bottleneck("{stage}: {advice}".format_map(result["bottleneck"]))
+        session.pipeline.tell_bottleneck("{stage}: {advice}".format_map(result["bottleneck"]))
         if evaluation:
             merge_into(evaluation, result.get("evaluation", {}))  # values logged by callbacks
             result["evaluation"] = self._last_evaluation = evaluation
@@ -721,7 +720,7 @@ class AsyncAlgorithm:
         Returns:
             The checkpoint, in the directory of `keep_checkpoints`; None if there is none of this iteration.
         """
-        self.session.give_up_updates()
+        self.session.pipeline.give_up_updates()
         if self.iteration:
             await self._keeper.write_if_possible(within_s)
         newest = self._keeper.newest

@@ -14,7 +14,6 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from rlzmq.algorithms.callback_dispatch import CallbackDispatch
 from rlzmq.algorithms.results import merge_into
 from rlzmq.config.base_config import BaseConfig
 from rlzmq.core.errors import ClosedError, ConfigurationError
@@ -24,6 +23,7 @@ from rlzmq.core.plain import without_objects
 from rlzmq.core.signatures import place_of_code
 from rlzmq.driver.async_env_runner_group import AsyncEnvRunnerGroup, SamplingRound
 from rlzmq.driver.session import Session
+from rlzmq.driver.synchronous import CallbackDispatch
 from rlzmq.runners.episode_metrics import EpisodeMetrics, add_fragment_metas
 
 __all__ = ["Evaluation"]

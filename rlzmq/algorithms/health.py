@@ -282,7 +282,7 @@ def _module_numbers(
     gradients, rates = [], []
     numbers: dict[str, float] = {}
     for name in _SETTINGS:
-        setting = getattr(config, name, None)
+        setting = config.get(name)
         numbers[name] = setting if isinstance(setting, int | float) else nan
     for name, value in values.items():
         if not isinstance(value, int | float):
@@ -295,7 +295,7 @@ def _module_numbers(
     largest_return = of_run["largest_return"]
 
     largest_gradient = max(gradients, default=nan)
-    clips_norm = getattr(config, "grad_clip_by", None) == "global_norm"
+    clips_norm = config.get("grad_clip_by") == "global_norm"
 
     entropy, before = numbers.get("entropy", nan), _get(first, "entropy", nan)
     is_density = entropy < 0.0
@@ -317,7 +317,7 @@ def _module_numbers(
     bonus = 0.0 if math.isnan(alpha * logps) else horizon * abs(alpha * logps)  # part of SAC's values
     largest_value = max(largest_return, horizon * reward) + bonus
 
-    epsilon = getattr(config, "epsilon", None) if "td_error_mean" in numbers else None
+    epsilon = config.get("epsilon") if "td_error_mean" in numbers else None
     return numbers | {
         "largest_gradient": largest_gradient,
         "gradient_to_clip": largest_gradient / numbers["grad_clip"] if clips_norm else nan,

@@ -11,7 +11,7 @@ from typing import Any
 
 from rlzmq.algorithms.health import HealthWatch, judge
 from rlzmq.config.base_config import BaseConfig
-from rlzmq.core.metrics import METRICS_STATES, MetricsLogger
+from rlzmq.core.metrics import METRICS_STATES, MetricsLogger, StatsBase
 from rlzmq.core.names import (
     ALL_MODULES,
     BATCH_SOURCE,
@@ -23,17 +23,18 @@ from rlzmq.core.names import (
 from rlzmq.core.plain import without_objects
 from rlzmq.core.score_statistics import svg_curve
 from rlzmq.core.synonyms import missing_key
-from rlzmq.core.timers import LEARNER_STAGES
+from rlzmq.core.timers import LEARNER_STAGES, StageTimers
 from rlzmq.driver.session import Session
-from rlzmq.driver.update_results import UpdateResult
+from rlzmq.driver.updates import UpdateResult
 from rlzmq.runners.episode_metrics import EpisodeMetrics, add_fragment_metas
 
-__all__ = ["IterationResult", "Iterations", "merge_learner_results"]
+__all__ = ["IterationResult", "Iterations", "LearnerResults"]
 
 _log = logging.getLogger("rlzmq.algorithms")
 
 _MAX_CURVE = 10_000  # maximum number of iterations in a result's plot
 NUM_LAGS = 20  # number of entries of `policy_lag/num_env_steps`; the last one counts all larger lags, too
+_TIMERS = ("learner_thread_in_queue_wait_timer", "learner_thread_update_timer", *LEARNER_STAGES)
 _SUMMED = ("num_env_steps_trained", "num_module_steps_trained", "num_env_steps_trained_lifetime")
 
 
@@ -67,6 +68,9 @@ class IterationResult(dict[str, Any]):
 class Iterations:
     """Counts iterations, collects their reports, and builds the dicts that `train()` returns.
 
+    Runners and learners log into a MetricsLogger each. The states of their values travel with fragments and updates,
+    and a result has what these become when they are merged.
+
     Args:
         config: The run's config; `config.reporting()` sets the length of an iteration, smoothing and reductions.
         session: Provides the reports.
@@ -91,10 +95,8 @@ class Iterations:
         self._told: set[str] = set()
         self._held: _Held | None = None
         self.episodes: EpisodeMetrics = EpisodeMetrics(config.metrics_num_episodes_for_smoothing)
-        self._learners: dict[str, Any] = {}
-        self._replay_buffer: dict[str, Any] = {}
-        self._learner_metrics = MetricsLogger(stats_cls_lookup=config.custom_stats_cls_lookup)
-        self._timers: dict[str, list[float]] = {}
+        self._timers = StageTimers()
+        self._learners = LearnerResults(self._timers, config.custom_stats_cls_lookup)
         self._steps_by_lag: Counter[int] = Counter()
         self._curve: deque[tuple[int, float]] = deque(maxlen=_MAX_CURVE)
         self._start = time.perf_counter()
@@ -103,19 +105,19 @@ class Iterations:
         self._num_steps_before = 0
         self._num_training_step_calls = 0
         self._weights_version = 0
+        self._num_env_steps_trained = 0  # by the newest update
         self.num_env_steps_trained_lifetime: int = 0
-        self._newest: UpdateResult | None = None  # if its learner results were not read yet
 
     def begin(self) -> None:
         """Begin the next iteration."""
         self._start = time.perf_counter()
-        self._timers = {}
+        self._timers.take()
         self._steps_by_lag.clear()
         self._num_training_step_calls = 0
         self._num_steps_before = self.num_env_steps_lifetime
 
     def add_training_step(self, returned: Any, seconds: float) -> None:
-        """Record the end of a `training_step`.
+        """Record the end of a `training_step`, and what its own calls of the groups have sampled and trained.
 
         Raises:
             ValueError: It returned something other than None.
@@ -140,21 +142,20 @@ class Iterations:
         for results, num_env_steps in trained:
             # Steps that have been trained before (from a replay buffer) are not counted twice.
             accounting.add(trained=min(num_env_steps, accounting.pending))
-            self.add_learner_results(results, num_env_steps)
+            self._add_trained(num_env_steps)
+            self._learners.add(results)
         self._num_training_step_calls += 1
-        self._add_timer("training_step", seconds)
-
-    def _add_timer(self, name: str, seconds: float) -> None:
-        """Record a duration; the result has the mean over the iteration."""
-        self._timers.setdefault(name, []).append(seconds)
+        self._timers.add("training_step", seconds)
 
     async def settle(self) -> None:
         """Wait until no update is open, and record the reports of updates that ran ahead of the training steps.
 
         Called before the learners' state is read or replaced.
         """
-        for report in await self._session.settle():
-            self.add_update(report)
+        for update in await self._session.settle():
+            self.add_update(update)
+        for of_ranks in self._session.pipeline.take_learner_results():
+            self._learners.add(of_ranks)
 
     def cut_short(self) -> None:
         """End the current iteration after the current update, and its evaluation. A signal handler may call this."""
@@ -167,7 +168,7 @@ class Iterations:
         min_trained = config.min_train_timesteps_per_iteration
         return self.is_cut_short or not (
             (min_s and time.perf_counter() - self._start < min_s)
-            or (min_sampled and self._num_env_steps_this_iter < min_sampled)
+            or (min_sampled and self.num_env_steps_lifetime - self._num_steps_before < min_sampled)
             or (min_trained and self._num_training_step_calls * config.total_train_batch_size < min_trained)
         )
 
@@ -182,20 +183,18 @@ class Iterations:
         was_cut, self.is_cut_short = self.is_cut_short, False
         return was_cut
 
-    def add_update(self, report: UpdateResult) -> None:
-        """Add the report of one update."""
-        self.add_fragments(report.fragments)
-        if callable(report.learner_results):
-            self.num_env_steps_trained_lifetime += report.num_env_steps_trained
-            self._newest = report
-        else:
-            self.add_learner_results(report.learner_results, report.num_env_steps_trained)
-        self._weights_version = report.weights_version
-        for lag, num_steps in report.steps_by_lag.items():
-            self._steps_by_lag[lag] += num_steps
-        names = {"sample": "env_runner_sampling_timer", "learn": "learner_update_timer"}
-        for name, seconds in report.timers.items():
-            self._timers.setdefault(names.get(name, name), []).append(seconds)
+    def add_update(self, update: UpdateResult) -> None:
+        """Add the result of one update."""
+        self.add_fragments(update.fragments)
+        self._add_trained(update.num_env_steps_trained)
+        self._weights_version = update.weights_version
+        self._steps_by_lag.update(update.steps_by_lag)
+        for name, seconds in update.timers.items():
+            self._timers.add(name, seconds)
+
+    def _add_trained(self, num_env_steps: int) -> None:
+        self._num_env_steps_trained = num_env_steps
+        self.num_env_steps_trained_lifetime += num_env_steps
 
     def add_fragments(self, metas: Iterable[Mapping[str, Any]]) -> None:
         """Add the metadata of fragments from runners."""
@@ -211,31 +210,6 @@ class Iterations:
         for states, key in held.given if held is not None else ():
             self._metrics.aggregate(states, key=key)
 
-    def add_learner_results(self, results: list[dict[str, Any]], num_env_steps: int) -> None:
-        """Add the learner results of one update, one dict per rank; [] if a dead rank has lost them."""
-        self.num_env_steps_trained_lifetime += num_env_steps
-        self._newest = None
-        if results:
-            self._merge(results, num_env_steps)
-
-    def _merge(self, results: list[dict[str, Any]], num_env_steps: int) -> None:
-        merged = merge_learner_results(results, self._learner_metrics)
-        overall = merged.setdefault(ALL_MODULES, {})
-        overall["num_env_steps_trained"] = num_env_steps
-        overall["num_env_steps_trained_lifetime"] = self.num_env_steps_trained_lifetime
-        for name in ("learner_thread_in_queue_wait_timer", "learner_thread_update_timer", *LEARNER_STAGES):
-            if name in overall:
-                self._add_timer(name, overall[name])
-        if "connector_pipeline_timer" in (of_connector := overall.get(LEARNER_CONNECTOR, {})):
-            self._add_timer("learner_connector_timer", of_connector["connector_pipeline_timer"])
-        self._replay_buffer = overall.pop(REPLAY_BUFFER_RESULTS, {})
-        self._learners = merged
-
-    @property
-    def _num_env_steps_this_iter(self) -> int:
-        """Number of env steps sampled since the iteration began."""
-        return self.num_env_steps_lifetime - self._num_steps_before
-
     @property
     def num_env_steps_lifetime(self) -> int:
         """Number of env steps sampled in the run.
@@ -249,16 +223,19 @@ class Iterations:
 
     def build_result(self, fault_tolerance: Mapping[str, Any]) -> dict[str, Any]:
         """Return the result of the iteration that ended."""
-        if self._newest is not None and callable(self._newest.learner_results):
-            self._merge(self._newest.learner_results(), self._newest.num_env_steps_trained)
-            self._newest = None
-        elapsed = time.perf_counter() - self._start
-        num_new = self._num_env_steps_this_iter
+        now = time.perf_counter()
+        elapsed = now - self._start
+        for of_ranks in self._session.pipeline.take_learner_results():
+            self._learners.add(of_ranks)
+        learners, replay_buffer = self._learners.reduce(
+            num_env_steps_trained=self._num_env_steps_trained,
+            num_env_steps_trained_lifetime=self.num_env_steps_trained_lifetime,
+        )
+        num_new = self.num_env_steps_lifetime - self._num_steps_before
         env_runners = self.episodes.reduce()
         env_runners["num_env_steps_sampled_lifetime_throughput"] = num_new / max(elapsed, 1e-9)
         env_runners["weights_seq_no"] = self._weights_version
-        timers = {name: sum(values) / len(values) for name, values in self._timers.items()}
-        timers["training_iteration"] = elapsed
+        self._timers.add("training_iteration", elapsed)
         result = IterationResult(
             {
                 "training_iteration": self.num_done,
@@ -266,52 +243,36 @@ class Iterations:
                 "num_env_steps_trained_lifetime": self.num_env_steps_trained_lifetime,
                 "num_training_step_calls_per_iteration": self._num_training_step_calls,
                 "time_this_iter_s": elapsed,
-                "time_total_s": self._time_before + time.perf_counter() - self._run_start,
+                "time_total_s": self._time_before + now - self._run_start,
                 "env_runners": env_runners,
-                "learners": self._learners,
-                "timers": timers,
-                "policy_lag": self._lag(),
+                "learners": learners,
+                "timers": self._timers.reduce(),
+                "policy_lag": _lag(self._steps_by_lag),
                 "fault_tolerance": dict(fault_tolerance),
                 "accounting": self._session.accounting.to_dict(),
             }
         )
-        if self._replay_buffer:
-            result[REPLAY_BUFFER_RESULTS] = self._replay_buffer
+        if replay_buffer:
+            result[REPLAY_BUFFER_RESULTS] = replay_buffer
         logged = self._metrics.reduce()
         # Values of users count, e.g. of an overridden `get_metrics`.
         own = logged.get(ENV_RUNNER_RESULTS, {})
-        env_runners.update((name, value) for name, value in own.items() if not isinstance(value, Mapping))
-        if NUM_ENV_STEPS_SAMPLED_LIFETIME in own:
-            # A custom training step has sampled, and logged the runners' metrics.
-            env_runners |= own
-            result[NUM_ENV_STEPS_SAMPLED_LIFETIME] = env_runners[NUM_ENV_STEPS_SAMPLED_LIFETIME]
+        # A custom training step may have sampled, and logged the runners' metrics.
+        has_sampled = NUM_ENV_STEPS_SAMPLED_LIFETIME in own
+        for name, value in own.items():
+            if has_sampled or not isinstance(value, Mapping):
+                env_runners[name] = value
+        result[NUM_ENV_STEPS_SAMPLED_LIFETIME] = env_runners[NUM_ENV_STEPS_SAMPLED_LIFETIME]
         merge_into(result, logged)
         result["bottleneck"] = judge(result).to_dict()
-        result["health"] = self._examine(result)
+        result["health"] = findings = self._health.examine(result)
+        for name in findings.keys() - self._told:  # each kind once
+            _log.warning("{cause}. {remedy}.".format_map(findings[name]))
+        self._told |= findings.keys()
         num_steps = result[NUM_ENV_STEPS_SAMPLED_LIFETIME] or result["num_env_steps_trained_lifetime"]
         self._curve.append((num_steps, env_runners.get("episode_return_mean", math.nan)))
         result.curve = tuple(self._curve)
         return result
-
-    def _lag(self) -> dict[str, Any]:
-        """Return the distribution of the lags of the iteration's trained env steps; {} if there are none."""
-        steps = self._steps_by_lag
-        if not steps:
-            return {}
-        largest = max(steps)
-        counts = [0] * min(largest + 1, NUM_LAGS)
-        for lag, num_steps in steps.items():
-            counts[min(lag, NUM_LAGS - 1)] += num_steps
-        mean = sum(lag * num_steps for lag, num_steps in steps.items()) / steps.total()
-        return {"min": min(steps), "mean": mean, "max": largest, "num_env_steps": counts}
-
-    def _examine(self, result: Mapping[str, Any]) -> dict[str, dict[str, str]]:
-        """Return what is wrong; each kind is logged once."""
-        found = self._health.examine(result)
-        for name in found.keys() - self._told:
-            _log.warning("{cause}. {remedy}.".format_map(found[name]))
-        self._told |= found.keys()
-        return found
 
     def get_state(self) -> dict[str, Any]:
         """Return the component "algorithm" of a checkpoint: counters, smoothing windows and metrics."""
@@ -320,7 +281,7 @@ class Iterations:
             "num_env_steps_trained_lifetime": self.num_env_steps_trained_lifetime,
             "time_total_s": self._time_before + time.perf_counter() - self._run_start,
             "weights_version": self._weights_version,
-            "learner_metrics": without_objects(self._learner_metrics.get_state()),
+            "learner_metrics": without_objects(self._learners.metrics.get_state()),
         }
         return {
             "iteration": self.num_done,
@@ -346,7 +307,7 @@ class Iterations:
         self._time_before = state["time_total_s"]
         self._weights_version = state["weights_version"]
         if "learner_metrics" in state:
-            self._learner_metrics.set_state(state["learner_metrics"])
+            self._learners.metrics.set_state(state["learner_metrics"])
 
 
 class _Held(MetricsLogger):
@@ -360,42 +321,113 @@ class _Held(MetricsLogger):
         self.given.append((states, key))
 
 
-def merge_learner_results(results: list[dict[str, Any]], metrics: MetricsLogger) -> dict[str, Any]:
-    """Return the merged results of all ranks, for every module that any rank trained.
+def _lag(steps: Counter[int]) -> dict[str, Any]:
+    """Return the distribution of the lags of the iteration's trained env steps; {} if there are none."""
+    if not steps:
+        return {}
+    largest, total = max(steps), 0
+    counts = [0] * min(largest + 1, NUM_LAGS)
+    for lag, num_steps in steps.items():
+        counts[min(lag, NUM_LAGS - 1)] += num_steps
+        total += lag * num_steps
+    return {"min": min(steps), "mean": total / steps.total(), "max": largest, "num_env_steps": counts}
 
-    Step counts are summed. Values that learners logged with their `metrics` are merged by their reduction. All others
-    are averaged.
+
+class LearnerResults:
+    """What the learners report in an iteration: the newest update's values, and what all updates logged and took.
+
+    Step counts are summed over the ranks, values that learners logged with their `metrics` are merged by their
+    reduction, and all others are averaged.
 
     Args:
-        results: Results of one update, one dict per rank.
-        metrics: Aggregates the values that learners logged. It keeps the lifetime sums, which would otherwise be
-            lost with a rank.
+        timers: Takes the times of the updates.
+        stats_cls_lookup: See `MetricsLogger`.
+
+    Attributes:
+        metrics: The values that learners logged. It keeps the lifetime sums, which would otherwise be lost with a rank.
     """
-    module_ids = dict.fromkeys(module_id for result in results for module_id in result)
-    merged = {
-        module_id: _merge_values([result[module_id] for result in results if module_id in result])
-        for module_id in module_ids
-    }
-    of_ranks = [result.get(ALL_MODULES, {}) for result in results]
-    states = [values[METRICS_STATES] for values in of_ranks if METRICS_STATES in values]
-    if states:
-        metrics.aggregate(states)
-    merged.get(ALL_MODULES, {}).pop(METRICS_STATES, None)
-    if BATCH_SOURCE in merged.get(ALL_MODULES, {}):
-        sources = [values[BATCH_SOURCE] for values in of_ranks if BATCH_SOURCE in values]
-        merged[ALL_MODULES][BATCH_SOURCE] = {
-            name: sum(source[name] for source in sources)
-            for name in ("num_env_steps", "num_bytes", "num_agent_steps_not_kept")
-        }
-        if "train_ratio" in sources[0]:  # equal on all ranks
-            merged[ALL_MODULES][BATCH_SOURCE]["train_ratio"] = sources[0]["train_ratio"]
-    buffers = [values[REPLAY_BUFFER_RESULTS] for values in of_ranks if REPLAY_BUFFER_RESULTS in values]
-    if buffers:
-        merged[ALL_MODULES][REPLAY_BUFFER_RESULTS] = _of_all_buffers(buffers)
-    for module_id, values in metrics.reduce().items():
-        own = values if isinstance(values, dict) else {"value": values}
-        merged.setdefault(module_id, {}).update(own)
+
+    def __init__(
+        self, timers: StageTimers, stats_cls_lookup: Mapping[str, type[StatsBase]] | None = None
+    ) -> None:
+        self.metrics = MetricsLogger(stats_cls_lookup=stats_cls_lookup)
+        self._timers = timers
+        self._of_ranks: Sequence[Mapping[str, Any]] = ()
+        self._merged: dict[str, Any] = {}
+        self._replay_buffer: dict[str, Any] = {}
+
+    def add(self, of_ranks: Sequence[Mapping[str, Any]]) -> None:
+        """Add the results of an update, by module for each rank; none for a rank that has died with its own."""
+        states = []
+        for values in of_ranks:
+            overall = values.get(ALL_MODULES, {})
+            if METRICS_STATES in overall:
+                states.append(overall[METRICS_STATES])
+            for name in _TIMERS:
+                if name in overall:
+                    self._timers.add(name, overall[name])
+            if "connector_pipeline_timer" in (of_connector := overall.get(LEARNER_CONNECTOR, {})):
+                self._timers.add("learner_connector_timer", of_connector["connector_pipeline_timer"])
+        if states:
+            self.metrics.aggregate(states)
+        if of_ranks:
+            self._of_ranks = of_ranks
+
+    def reduce(self, **counts: int) -> tuple[dict[str, Any], dict[str, Any]]:
+        """Return the merged results by module, with these counts for all modules, and those of the replay buffers.
+
+        Without new results they are those of the last call.
+        """
+        of_ranks, self._of_ranks = self._of_ranks, ()
+        if not of_ranks:
+            return self._merged, self._replay_buffer
+        by_module: dict[str, list[Mapping[str, Any]]] = {ALL_MODULES: []}
+        for values in of_ranks:
+            for module_id, own in values.items():
+                by_module.setdefault(module_id, []).append(own)
+        self._merged = merged = {}
+        for module_id, each in by_module.items():
+            merged[module_id] = _merge_values(each)
+        overall = merged[ALL_MODULES]
+        self._replay_buffer = overall.pop(REPLAY_BUFFER_RESULTS, {})
+        overall.pop(METRICS_STATES, None)
+        overall.update(counts)
+        for module_id, logged in self.metrics.reduce().items():
+            merged.setdefault(module_id, {}).update(logged if isinstance(logged, dict) else {"value": logged})
+        return self._merged, self._replay_buffer
+
+
+def _merge_values(of_ranks: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Return one module's values over all ranks."""
+    merged: dict[str, Any] = {}
+    for values in of_ranks:
+        for name in values:
+            if name in merged:
+                continue
+            numbers = [other[name] for other in of_ranks if name in other]
+            first = numbers[0]
+            if name == BATCH_SOURCE:
+                merged[name] = _of_all_sources(numbers)
+            elif name == REPLAY_BUFFER_RESULTS:
+                merged[name] = _of_all_buffers(numbers)
+            elif isinstance(first, bool) or not isinstance(first, int | float):
+                merged[name] = first
+            elif name in _SUMMED:
+                merged[name] = sum(numbers)
+            elif isinstance(first, int) and len(set(numbers)) == 1:
+                merged[name] = first
+            else:
+                merged[name] = sum(numbers) / len(numbers)
     return merged
+
+
+def _of_all_sources(sources: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Return the counts of all ranks' batch sources together."""
+    names = ("num_env_steps", "num_bytes", "num_agent_steps_not_kept")
+    counts = {name: sum(source[name] for source in sources) for name in names}
+    if "train_ratio" in sources[0]:  # equal on all ranks
+        counts["train_ratio"] = sources[0]["train_ratio"]
+    return counts
 
 
 def _of_all_buffers(metrics: list[Any]) -> Any:
@@ -407,24 +439,6 @@ def _of_all_buffers(metrics: list[Any]) -> Any:
         return sum(metrics) / len(metrics) if isinstance(first, float) else sum(metrics)
     names = dict.fromkeys(name for one in metrics for name in one)
     return {name: _of_all_buffers([one[name] for one in metrics if name in one]) for name in names}
-
-
-def _merge_values(of_ranks: list[dict[str, Any]]) -> dict[str, Any]:
-    if len(of_ranks) == 1:
-        return dict(of_ranks[0])
-    merged: dict[str, Any] = {}
-    for name in dict.fromkeys(name for values in of_ranks for name in values):
-        numbers = [values[name] for values in of_ranks if name in values]
-        first = numbers[0]
-        if isinstance(first, bool) or not isinstance(first, int | float):
-            merged[name] = first
-        elif name in _SUMMED:
-            merged[name] = sum(numbers)
-        elif isinstance(first, int) and len(set(numbers)) == 1:
-            merged[name] = first
-        else:
-            merged[name] = sum(numbers) / len(numbers)
-    return merged
 
 
 def merge_into(target: dict[str, Any], extra: Mapping[str, Any]) -> None:

@@ -36,7 +36,7 @@ from rlzmq.driver.connector_sync import ConnectorSync
 from rlzmq.driver.driver_link import DriverLink, MetaCheck, ReportReader
 from rlzmq.driver.join_files import JoinKeys, pack_config
 from rlzmq.driver.supervision import Supervisor
-from rlzmq.driver.update_results import Accounting, UpdateResult, num_left_out
+from rlzmq.driver.updates import Accounting, UpdateResult, num_left_out
 from rlzmq.protocol.events import Report
 from rlzmq.roles.peer_link import new_peer_id, spaces_digest
 from rlzmq.wire.messages import Notice, OpenUpdate, Progress
@@ -195,6 +195,7 @@ class BrokerPipeline(Supervisor):
             self._place_of.get,
             lambda index, why: self._runners.supervisor.blame(index, why),
         )
+        self._learner_results: list[list[dict[str, Any]]] = []
         self.accounting: Accounting = Accounting()
 
     async def start_broker(self) -> None:
@@ -349,6 +350,7 @@ class BrokerPipeline(Supervisor):
         num_unusable = sum(map(num_left_out, metas))
         self.accounting.add(sampled=num_unusable, dropped={"not_finite": num_unusable})
         results = self._reader.open_results(report.results)
+        self._learner_results.append(results)
         self.accounting.note_sources(results)
         self._note_work(report)
         versions = zip(report.report.versions, report.report.version_steps, strict=True)
@@ -368,18 +370,21 @@ class BrokerPipeline(Supervisor):
                 accounting=self.accounting.to_dict(),
             )
         return UpdateResult(
-            update_id=update_id,
             weights_version=update_id + 1,
-            learner_results=results,
             fragments=metas,
             num_env_steps_trained=report.report.num_trained_steps,
             timers={
                 "update": waited_s,
-                "sample": report.report.sampling_s,
-                "learn": report.report.training_s,
+                "env_runner_sampling_timer": report.report.sampling_s,
+                "learner_update_timer": report.report.training_s,
             },
             steps_by_lag=steps_by_lag,
         )
+
+    def take_learner_results(self) -> list[list[dict[str, Any]]]:
+        """Return the ranks' results of the updates since the last call."""
+        results, self._learner_results = self._learner_results, []
+        return results
 
     def _max_lag(self) -> int:
         """Return the maximum age of a trained step in weights versions; -1: unlimited."""

@@ -15,7 +15,7 @@ from rlzmq.config.base_config import BaseConfig
 from rlzmq.core.metrics import MetricsLogger
 from rlzmq.core.printable import cut, printable
 from rlzmq.driver.connector_sync import ConnectorSync
-from rlzmq.driver.update_results import Accounting
+from rlzmq.driver.updates import Accounting
 from rlzmq.protocol.driver_core import DriverCore
 from rlzmq.protocol.events import Instruction, Received, Report, Send, Tell
 from rlzmq.protocol.ledger import RunnerRecord

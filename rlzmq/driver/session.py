@@ -19,9 +19,8 @@ from rlzmq.driver.connector_sync import ConnectorSync
 from rlzmq.driver.join_files import JoinKeys, keys_file
 from rlzmq.driver.module_configs import ModuleConfigs
 from rlzmq.driver.remote_learners import RemoteLearnerListener
-from rlzmq.driver.serial_pipeline import SerialPipeline
 from rlzmq.driver.synchronous import has_broker, needs_processes
-from rlzmq.driver.update_results import Accounting, UpdateResult
+from rlzmq.driver.updates import Accounting, SerialPipeline, UpdateResult
 from rlzmq.interfaces import UpdatePipeline
 
 __all__ = ["Session"]
@@ -37,11 +36,13 @@ class Session:
 
     Attributes:
         system: The ActorSystem; None if everything is in this process.
-        env_runner_group, learner_group: Set by `start`.
+        env_runner_group, learner_group, pipeline: Set by `start`.
         accounting: Account of all env steps of the run.
         spaces: (observation space, action space) of one env.
         watch: Watches the calls of user code in this process.
     """
+
+    pipeline: UpdatePipeline
 
     def __init__(self, config: BaseConfig, watch: CallWatch) -> None:
         self.watch: CallWatch = watch
@@ -52,7 +53,7 @@ class Session:
         self.accounting: Accounting = Accounting()
         self.spaces: tuple[Any, Any] = (None, None)
         self._num_changes = self._num_changes_told = 0
-        self._started: UpdatePipeline | None = None
+        self._is_started = False
         self._connectors: Any = None
         self._learner_door: Any = None
 
@@ -81,7 +82,7 @@ class Session:
         if pipeline_system is None:
             await self.env_runner_group.start()
             await self.learner_group.start()
-            self._started = SerialPipeline(
+            self.pipeline = SerialPipeline(
                 config,
                 self.env_runner_group.local_env_runner,
                 self.learner_group.local_learner,
@@ -89,7 +90,7 @@ class Session:
                 self.watch,
             )
         else:
-            self._started = broker = BrokerPipeline(
+            self.pipeline = broker = BrokerPipeline(
                 config,
                 self.system,
                 self.env_runner_group,
@@ -105,14 +106,9 @@ class Session:
                     tasks.create_task(broker.start_broker())
             except BaseExceptionGroup as group:
                 raise first_error(group) from None
-        self._pipeline.accounting = self.accounting
-        await self._pipeline.start()
-
-    @property
-    def _pipeline(self) -> UpdatePipeline:
-        """The pipeline of updates, once the run has started."""
-        assert self._started is not None
-        return self._started
+        self._is_started = True
+        self.pipeline.accounting = self.accounting
+        await self.pipeline.start()
 
     async def _open_door(self) -> Any:
         """Create keys for external peers and return the listener for learners; None without external peers."""
@@ -128,27 +124,23 @@ class Session:
     async def run_update(self) -> UpdateResult:
         """Run one update through the pipeline."""
         if self._num_changes_told != self.num_weight_changes:
-            await self._pipeline.pause()
+            await self.pipeline.pause()
             await self._restart()
-        report = await self._pipeline.run_update()
+        report = await self.pipeline.run_update()
         self._num_changes += 1
         self._num_changes_told = self.num_weight_changes
         return report
 
     async def settle(self) -> list[UpdateResult]:
         """Wait until no update is open; return the reports of those that ran ahead of `run_update`."""
-        reports = await self._pipeline.settle()
+        reports = await self.pipeline.settle()
         self._num_changes += len(reports)
         self._num_changes_told = self.num_weight_changes
         return reports
 
-    def give_up_updates(self) -> None:
-        """Stop waiting for open updates, since the run ends."""
-        self._pipeline.give_up_updates()
-
     async def _restart(self) -> None:
         """Restart the pipeline from the learners' state, which was changed from outside."""
-        await self._pipeline.restart()
+        await self.pipeline.restart()
         self._num_changes_told = self.num_weight_changes
 
     @property
@@ -186,7 +178,7 @@ class Session:
         spaces = {"__env_single__": self.spaces}
         module_spec = configs.learners.get_multi_rl_module_spec(spaces=spaces)
         synced = configs.synced_module_ids("env_runners")
-        await self._pipeline.pause()
+        await self.pipeline.pause()
         await self.env_runner_group.change_modules(configs.env_runners, synced)
         await self.learner_group.change_modules(configs.learners, module_spec, change, synced)
         await self._restart()
@@ -221,10 +213,6 @@ class Session:
         modules.set_state(await self.learner_group.get_weights())
         return modules
 
-    def tell_bottleneck(self, text: str) -> None:
-        """Send the text on what limits the run to observers."""
-        self._pipeline.tell_bottleneck(text)
-
     def fault_tolerance(self) -> dict[str, Any]:
         """Return the result's ``fault_tolerance``: RLlib's keys, and additional ones for learners and the broker."""
         runners, learners = self.env_runner_group, self.learner_group
@@ -233,7 +221,7 @@ class Session:
             "num_healthy_workers": num_healthy,
             "num_remote_worker_restarts": runners.num_restarts if runners.supervisor else 0,
             **(learners.fault_tolerance() if learners.supervisor else {}),
-            **self._pipeline.fault_tolerance(),
+            **self.pipeline.fault_tolerance(),
         }
 
     def take_recreated_runners(self) -> list[int]:
@@ -264,7 +252,7 @@ class Session:
         """
         learner = state.get(_LEARNER)
         self._num_changes += 1
-        await self._pipeline.pause()
+        await self.pipeline.pause()
         if learner is not None:
             await self.learner_group.set_state(learner)
         names = sorted(
@@ -291,8 +279,8 @@ class Session:
     async def stop(self) -> None:
         """Stop everything, in an order that loses no data. May be called after a failed start."""
         try:
-            if self._started is not None:
-                await self._pipeline.stop()
+            if self._is_started:
+                await self.pipeline.stop()
             for end in (
                 self.env_runner_group.stop if self.env_runner_group else None,
                 self.learner_group.shutdown if self.learner_group else None,

@@ -1,4 +1,4 @@
-"""Synchronous interfaces of asynchronous classes.
+"""Synchronous interfaces of asynchronous classes, and the calls of user code from coroutines.
 
 Their coroutines run on the caller's stack if nothing waits, otherwise on the thread of an event loop. A class lists the
 members that it forwards, with signature and docstring::
@@ -12,16 +12,19 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, Concatenate, Generic, NoReturn, ParamSpec, Self, TypeVar, overload
 
 from rlzmq.actors.forkserver import prestart
-from rlzmq.actors.loop_thread import get_loop_thread
+from rlzmq.actors.loop_thread import get_loop_thread, in_calling_thread
 from rlzmq.config.base_config import BaseConfig
+from rlzmq.core.call_watch import CallWatch
+from rlzmq.core.callbacks import CallbackList
 from rlzmq.core.synonyms import instead_of
 from rlzmq.core.tracebacks import ShortTraceback
 
 __all__ = [
+    "CallbackDispatch",
     "Forwarded",
     "Run",
     "Synchronous",
@@ -144,3 +147,45 @@ class Forwarded(Generic[T]):
 
     def __set__(self, instance: Any, value: Any) -> NoReturn:
         raise AttributeError(f"{type(instance).__name__}.{self._name} can only be read")
+
+
+class CallbackDispatch:
+    """Calls callbacks on a thread where they may call methods of the algorithm they are given.
+
+    Args:
+        algorithm: The algorithm object that the user holds.
+        config: The config with the callbacks.
+        watch: Watches the calls.
+
+    Attributes:
+        algorithm: Passed to callbacks; a synchronous Algorithm replaces it with itself.
+        callbacks: All callbacks of the config.
+    """
+
+    def __init__(self, algorithm: Any, config: BaseConfig, watch: CallWatch) -> None:
+        self.algorithm = algorithm
+        self._watch = watch
+        self.callbacks: CallbackList = CallbackList(config)
+
+    async def call(self, hook: str, **kwargs: Any) -> None:
+        """Call all callbacks of a hook, which may be coroutine functions."""
+        for function in self.callbacks.hooks.get(hook, ()):
+            await self.run(hook, function, algorithm=self.algorithm, **kwargs)
+
+    async def log_result(self, result: dict[str, Any]) -> None:
+        """Call the algorithm's `log_result`, which may be a coroutine function."""
+        await self.run("log_result", self.algorithm.log_result, result)
+
+    async def run(self, what: str, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
+        """Return the result of user code, which may be a coroutine function; `what` names it in messages."""
+
+        def call() -> Any:
+            with self._watch.call(what):
+                result = function(*args, **kwargs)
+            return wait(result) if inspect.isawaitable(result) else result
+
+        async def wait(coroutine: Awaitable[Any]) -> Any:
+            with self._watch.call(what, coroutine):
+                return await coroutine
+
+        return await in_calling_thread(call)

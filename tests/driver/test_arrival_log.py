@@ -120,7 +120,7 @@ async def test_a_killed_broker_and_a_killed_learner_leave_one_lineage(tmp_path: 
     async with config.build_async() as algo:
         for _ in range(2):
             await algo.train()
-        await kill(algo.session._pipeline._broker.handle)
+        await kill(algo.session.pipeline._broker.handle)
         for _ in range(2):
             await algo.train()
         state = (await algo.get_state("learner_group"))["learner_group"]["learner"]  # to go back to

@@ -71,7 +71,7 @@ async def test_deaths_while_several_updates_are_open() -> None:
         await kill(algo.learner_group.handles[1])
         for _ in range(3):
             result = await algo.train()
-        await kill(algo.session._pipeline._broker.handle)
+        await kill(algo.session.pipeline._broker.handle)
         for _ in range(6):
             result = await algo.train()
             check(result, 2)

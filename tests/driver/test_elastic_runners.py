@@ -55,7 +55,7 @@ def test_a_runner_outlives_the_broker_and_ends_with_the_run(tmp_path: Path) -> N
     ):
         peer.wait_for(" joined ")
         algo.train()
-        keeper = algo._async.session._pipeline._broker
+        keeper = algo._async.session.pipeline._broker
         keeper.handle.send_signal(signal.SIGKILL)
         for _ in range(3):
             result = algo.train()

@@ -92,7 +92,7 @@ async def test_fragments_are_gone_only_if_their_runner_and_the_broker_die(
         return algo.env_runner_group.handles[index]
 
     def broker() -> Any:
-        return algo.session._pipeline._broker.handle
+        return algo.session.pipeline._broker.handle
 
     async with config.build_async() as algo:
         await train(2)

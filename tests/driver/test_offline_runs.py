@@ -35,7 +35,7 @@ async def test_dead_ranks_and_brokers_are_replaced_in_a_run_that_samples_nothing
             if number == 2:
                 await kill(algo.learner_group.handles[1])
             elif number == 4:
-                await kill(algo.session._pipeline._broker.handle)
+                await kill(algo.session.pipeline._broker.handle)
             elif number == 6:
                 await kill(algo.env_runner_group.handles[0])
                 await kill(algo.learner_group.handles[0])

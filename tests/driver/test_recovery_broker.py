@@ -18,7 +18,7 @@ from tests.support.runs import until_async
 
 
 def broker_of(algo: Any) -> Any:
-    return algo.session._pipeline._broker
+    return algo.session.pipeline._broker
 
 
 async def block_loop(role: Any) -> None:

@@ -107,7 +107,7 @@ async def test_nothing_is_trained_between_a_rollback_and_its_lineage(
 
         async def begin_late(handles: list[Any]) -> bool:
             for _ in range(20):  # a broker that gave them an update would have had it trained by now
-                await algo.session._pipeline._status()
+                await algo.session.pipeline._status()
             versions.extend([await handle.ping() for handle in handles])
             return await begin(handles)  # type: ignore[no-any-return]
 

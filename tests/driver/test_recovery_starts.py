@@ -95,7 +95,7 @@ async def test_processes_that_are_slow_to_start_are_waited_for(monkeypatch: pyte
     monkeypatch.setattr(system, "_LOOK_S", 0.01)
     async with small(1, 1).build_async() as algo:
         check_account(await algo.train(), 1)
-        await kill(algo.session._pipeline._broker.handle)
+        await kill(algo.session.pipeline._broker.handle)
         await kill(algo.env_runner_group.handles[0])
         check_account(await algo.train(), 2)
         counts = algo.session.fault_tolerance()

@@ -66,7 +66,7 @@ async def test_a_dead_ranks_buffer_is_counted_and_the_others_go_on(staleness: in
         assert held == result["accounting"]["trained"]
         for dying in (
             lambda: algo.learner_group.handles[1],
-            lambda: algo.session._pipeline._broker.handle,
+            lambda: algo.session.pipeline._broker.handle,
             lambda: algo.env_runner_group.handles[0],
             lambda: algo.env_runner_group.handles[1],
         ):

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from rlzmq.driver.driver_link import ReportReader
-from rlzmq.driver.update_results import Accounting
+from rlzmq.driver.updates import Accounting
 from rlzmq.protocol.events import Report
 from rlzmq.wire.codec import FragmentId
 from rlzmq.wire.values import pack_blob

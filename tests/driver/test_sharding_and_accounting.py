@@ -10,7 +10,7 @@ import pytest
 from rlzmq import EpisodeBatch, SingleAgentEpisode
 from rlzmq.driver.async_learner_group import shard_episodes
 from rlzmq.driver.synchronous import drive
-from rlzmq.driver.update_results import Accounting
+from rlzmq.driver.updates import Accounting
 
 
 def episode(length: int, first: float = 0.0) -> SingleAgentEpisode:

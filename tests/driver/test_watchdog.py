@@ -15,7 +15,7 @@ from rlzmq.core.patience import Patience
 
 
 def impatient(algo: Any, min_s: float) -> None:
-    algo.session._pipeline._watchdog._patience = Patience(min_s)
+    algo.session.pipeline._watchdog._patience = Patience(min_s)
 
 
 async def test_a_standstill_is_reported_formed_anew_and_ends_the_run_with_a_checkpoint(
@@ -30,10 +30,10 @@ async def test_a_standstill_is_reported_formed_anew_and_ends_the_run_with_a_chec
         dumped = []
         runner = algo.env_runner_group.handles[0]
         runner.dump_stacks = lambda: dumped.append(runner)
-        algo.session._pipeline._driver.core.open_update = lambda update: []  # the broker never hears of it
+        algo.session.pipeline._driver.core.open_update = lambda update: []  # the broker never hears of it
         with pytest.raises(StandstillError, match="waits for the driver to open update 2"):
             await algo.train()
-        assert algo.session._pipeline._broker.num_restarts == 1
+        assert algo.session.pipeline._broker.num_restarts == 1
         assert algo.session.fault_tolerance()["num_learner_group_reforms"] == 1
     assert "Re-forming broker and learner group, once" in caplog.text
     assert dumped == [runner, runner]
@@ -44,7 +44,7 @@ async def test_a_standstill_that_forming_anew_ends_is_survived() -> None:
     async with small(1, 1).build_async() as algo:
         await algo.train()
         impatient(algo, 4.0)
-        pipeline = algo.session._pipeline
+        pipeline = algo.session.pipeline
         broker = pipeline._broker.handle
         await broker.apply(lambda role: setattr(role._core._grants, "progress", lambda now: None))
         result = await algo.train()  # no lease is granted until another broker comes

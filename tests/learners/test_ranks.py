@@ -15,10 +15,10 @@ import pytest
 import torch.distributed as dist
 from torch import Tensor, nn, no_grad
 
-from rlzmq.algorithms.results import merge_learner_results
+from rlzmq.algorithms.results import LearnerResults
 from rlzmq.core.errors import PeerLostError
-from rlzmq.core.metrics import MetricsLogger
 from rlzmq.core.process import loopback_interface
+from rlzmq.core.timers import StageTimers
 from rlzmq.learners.distributed import RankGroup
 from rlzmq.learners.learner import Learner
 from rlzmq.learners.ranks import COMPARE_EVERY_UPDATES
@@ -215,11 +215,12 @@ def test_ranks_with_different_data_take_equally_many_steps_and_stay_equal(tmp_pa
     (first, first_results), (second, second_results) = run_ranks(uneven_main, 2, tmp_path)
     assert first == (True, True, {2}, 5, 1, 1, 20)
     assert second == (True, True, {2}, 5, 1, 1, 8)
-    metrics = MetricsLogger()  # as the run's driver has it
-    one, two = (
-        merge_learner_results(list(results), metrics)
-        for results in zip(second_results, first_results, strict=True)
-    )
+    results = LearnerResults(StageTimers())  # as the run's driver has it
+    merged_results = []
+    for of_ranks in zip(second_results, first_results, strict=True):
+        results.add(of_ranks)
+        merged_results.append(results.reduce()[0])
+    one, two = merged_results
     names = ("num_module_steps_trained", "num_module_steps_trained_lifetime")
     steps = {
         m: [tuple(merged[m][n] for n in names) for merged in (one, two)] for m in ("a", "__all_modules__")

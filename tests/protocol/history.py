@@ -6,7 +6,7 @@ import itertools
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from rlzmq.driver.update_results import Accounting
+from rlzmq.driver.updates import Accounting
 from rlzmq.wire.codec import FragmentId
 from rlzmq.wire.fragment_message import FragmentRange
 from rlzmq.wire.values import unpack_blob

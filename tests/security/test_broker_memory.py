@@ -15,7 +15,7 @@ def test_a_flood_ends_at_the_limit_with_its_connection_or_with_the_broker(tmp_pa
     config = listening(tmp_path, num_env_runners=1).fault_tolerance(broker_memory_limit_bytes=400 * _MIB)
     with config.build() as algo:
         algo.train()
-        keeper = algo._async.session._pipeline._broker
+        keeper = algo._async.session.pipeline._broker
         assert unfinished_parts(JoinFile.read(tmp_path / "join.toml"), 450 * _MIB)
         assert_accounted(algo.train())
         assert_accounted(algo.train())

@@ -41,7 +41,7 @@ def test_two_learners_listen_on_loopback_only(tmp_path: Path) -> None:
 def test_a_run_that_listens_opens_its_two_keyed_ports_and_no_more(tmp_path: Path) -> None:
     with listening(tmp_path, num_env_runners=1).build() as algo:
         algo.train()
-        keeper: Any = algo._async.session._pipeline._broker
+        keeper: Any = algo._async.session.pipeline._broker
         asked = {address.rpartition(":")[2] for address in keeper.remote_addresses.values()}
         assert {str(port) for _, port in listeners()} == asked
         assert {address for address, _ in listeners()} == {"127.0.0.1"}

@@ -32,7 +32,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Any, JoinFil
     config = listening(tmp_path, num_env_runners=1).rl_module(model_config={"fcnet_hiddens": [400, 400]})
     with config.build() as algo:
         algo.train()
-        broker = psutil.Process(algo._async.session._pipeline._broker.handle.pid)
+        broker = psutil.Process(algo._async.session.pipeline._broker.handle.pid)
         yield (
             algo,
             JoinFile.read(tmp_path / "join.toml"),
@@ -106,7 +106,7 @@ def test_who_asks_and_never_reads_takes_a_bounded_memory(
     assert_accounted(algo.train())
     if frames is not _SNAPSHOT:  # of these only the newest waits: nothing is over the budget
         assert status_of(observer)["refused"]["overrun"] > 0
-    assert algo._async.session._pipeline._broker.num_restarts == 0
+    assert algo._async.session.pipeline._broker.num_restarts == 0
 
 
 @pytest.mark.parametrize("is_one_connection", [True, False])
@@ -114,8 +114,8 @@ def test_ever_new_names_are_remembered_up_to_a_number(
     is_one_connection: bool, run: tuple[Any, JoinFile, JoinFile, psutil.Process]
 ) -> None:
     algo, join, observer, broker = run
-    before, restarts = broker.memory_info().rss, algo._async.session._pipeline._broker.num_restarts
-    told_before = len(algo._async.session._pipeline._reader._reported)
+    before, restarts = broker.memory_info().rss, algo._async.session.pipeline._broker.num_restarts
+    told_before = len(algo._async.session.pipeline._reader._reported)
 
     def message(number: int) -> list[Any]:
         name = f"flood-{number}-{is_one_connection}"
@@ -138,7 +138,7 @@ def test_ever_new_names_are_remembered_up_to_a_number(
     status = status_of(observer)
     assert len(status["runners"]) <= 2
     assert broker.memory_info().rss - before < 32 * _MIB
-    assert algo._async.session._pipeline._broker.num_restarts == restarts
+    assert algo._async.session.pipeline._broker.num_restarts == restarts
     if is_one_connection:
         assert status["refused"]["identity"] > 100
-    assert len(algo._async.session._pipeline._reader._reported) <= told_before + 2
+    assert len(algo._async.session.pipeline._reader._reported) <= told_before + 2

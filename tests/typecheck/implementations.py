@@ -4,7 +4,7 @@ from rlzmq import EpisodeBatch, MultiRLModule, RLModule, interfaces
 from rlzmq.connectors.connector_v2 import ConnectorV2
 from rlzmq.connectors.pipelines import ConnectorPipelineV2
 from rlzmq.driver.broker_pipeline import BrokerPipeline
-from rlzmq.driver.serial_pipeline import SerialPipeline
+from rlzmq.driver.updates import SerialPipeline
 from rlzmq.envs.multi_agent_vector import SyncVectorMultiAgentEnv
 from rlzmq.envs.sync_vector import LeanSyncVectorEnv
 from rlzmq.learners.learner import Learner

@@ -1,40 +1,176 @@
-"""UpdateResult and Accounting: results of one update, and the account of all env steps of a run."""
+"""Updates: the pipeline of a serial run, the result of an update, and the account of all env steps.
+
+    runner.sample_lease ──fragments──► batch ──► learner.update ──weights v+1──► runner
+
+The broker's function also plans these leases, and connector states are merged at the same point. A run with one runner
+and one learner process therefore trains on the same numbers.
+"""
 
 from __future__ import annotations
 
+import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from rlzmq.config.base_config import BaseConfig
+from rlzmq.core.call_watch import CallWatch
 from rlzmq.core.names import ALL_MODULES, BATCH_SOURCE
+from rlzmq.core.update_plan import plan_lease
+from rlzmq.driver.connector_sync import ConnectorSync
+from rlzmq.wire.fragment_message import sorted_by_env
 
-__all__ = ["Accounting", "UpdateResult", "num_left_out"]
+__all__ = ["Accounting", "SerialPipeline", "UpdateResult", "num_left_out"]
 
 
 @dataclass
 class UpdateResult:
-    """Results of one committed update.
+    """Result of one committed update, without what its learners report (see `UpdatePipeline.take_learner_results`).
 
     Attributes:
-        update_id: Id of the update, counted from 0.
         weights_version: Version of the weights after the update.
-        learner_results: ``{module id: {metric: value}}`` of each rank, in rank order; or a function that returns this
-            until the next update, with means over the updates since its last call.
         fragments: Metadata of the fragments that arrived for it (episode metrics, counts, …).
         num_env_steps_trained: Env steps trained over all ranks. A replayed step counts each time.
-        timers: Seconds by stage: "sample", "learn", and "synch_weights" or "update".
+        timers: Seconds by the timer's name in results.
         steps_by_lag: Env steps by lag: by how many weights versions they are older than the version that the update
             starts from.
     """
 
-    update_id: int
     weights_version: int
-    learner_results: list[dict[str, Any]] | Callable[[], list[dict[str, Any]]]
     fragments: list[dict[str, Any]]
     num_env_steps_trained: int
     timers: dict[str, float] = field(default_factory=dict)
     steps_by_lag: dict[int, int] = field(default_factory=dict)
+
+
+class SerialPipeline:
+    """Runs updates with a runner and a learner in this process.
+
+    Args:
+        config: The run's config.
+        runner: An EnvRunner; None if updates need no fresh env steps.
+        learner: A built Learner.
+        connectors: Merges the runner's connector state.
+        watch: Watches the calls of user code.
+
+    Attributes:
+        accounting: Account of all env steps so far.
+    """
+
+    def __init__(
+        self, config: BaseConfig, runner: Any, learner: Any, connectors: ConnectorSync, watch: CallWatch
+    ) -> None:
+        self._plan = config.update_plan()
+        self._runner = runner
+        self._learner = learner
+        self._connectors = connectors
+        self._watch = watch
+        self._has_results = False  # of updates since `take_learner_results`
+        self.accounting: Accounting = Accounting()
+
+    async def start(self) -> None:
+        """Send the learner's weights to the runner."""
+        self._publish()
+
+    async def run_update(self) -> UpdateResult:
+        """Sample one batch with the newest weights, train on it, and publish the new weights to the runner."""
+        learner, accounting = self._learner, self.accounting
+        # Small networks are slower on several threads, and very slow if other programs keep one of them waiting.
+        with learner.ranks.torch_threads(), self._watch.call("an update"):
+            start = time.perf_counter()
+            batches, metas, num_steps = self._sample()
+            sampled = time.perf_counter()
+            num_consumed = accounting.num_consumed + num_steps
+            learner.update(
+                episodes=batches,
+                # If nothing is sampled, schedules follow the learner's count of trained steps.
+                timesteps={"num_env_steps_sampled_lifetime": num_consumed} if num_consumed else None,
+                with_results=False,
+            )
+            self._has_results = True
+            trained = time.perf_counter()
+            num_kept = num_steps if learner.was_trained else 0
+            accounting.add(trained=num_kept, dropped={"skipped": num_steps - num_kept})
+            if learner.source.keeps_data:
+                accounting.note_sources([{ALL_MODULES: {BATCH_SOURCE: learner.source_counts()}}])
+            self._publish()
+            if self._connectors.is_needed and self._runner is not None:
+                state = self._connectors.merge(meta.get("connector_delta") for meta in metas)
+                self._runner.set_connector_state(state)
+            timers = {
+                "env_runner_sampling_timer": sampled - start,
+                "learner_update_timer": trained - sampled,
+                "synch_weights": time.perf_counter() - trained,
+            }
+        return UpdateResult(
+            weights_version=learner.weights_seq_no,
+            fragments=metas,
+            num_env_steps_trained=learner.num_env_steps_of_update,
+            timers=timers,
+            steps_by_lag={0: num_steps} if num_steps else {},
+        )
+
+    def _sample(self) -> tuple[list[Any], list[dict[str, Any]], int]:
+        """Return batches with the env steps of an update, all batches' metadata, and the number of these steps."""
+        plan, runner = self._plan, self._runner
+        if runner is not None:
+            self._watch.attend(runner.env)  # it may have been replaced
+        remaining = plan.num_env_steps
+        batches: list[Any] = []
+        metas: list[dict[str, Any]] = []
+        while remaining > 0:
+            length = plan_lease(remaining, 1, runner.num_envs, plan.fragment_length)
+            with self._watch.work():
+                batch = runner.take_fragment(length)
+            metas.append(batch.meta)
+            if plan.keeps_episodes:
+                batch, _ = sorted_by_env(batch, runner.num_envs)
+            num_steps = batch.num_env_steps
+            num_unusable = num_left_out(batch.meta)
+            self.accounting.add(sampled=num_steps + num_unusable, dropped={"not_finite": num_unusable})
+            if num_steps:
+                batches.append(batch)
+            remaining -= num_steps
+        return batches, metas, plan.num_env_steps - remaining
+
+    def _publish(self) -> None:
+        """Load the learner's current weights and version into the runner, if there is one."""
+        if self._runner is not None:
+            learner = self._learner
+            self._runner.copy_weights(learner.module, learner.weights_seq_no, self.accounting.num_consumed)
+
+    def take_learner_results(self) -> list[list[dict[str, Any]]]:
+        """Return the results of all updates since the last call as one, with means of their times."""
+        has_results, self._has_results = self._has_results, False
+        return [[self._learner.results()]] if has_results else []
+
+    async def settle(self) -> list[UpdateResult]:
+        """Return [], since every update is complete when `run_update` returns."""
+        return []
+
+    def give_up_updates(self) -> None:
+        """Do nothing, since an update that was interrupted has been undone."""
+
+    def tell_bottleneck(self, text: str) -> None:
+        """Do nothing, since a serial run has no observers."""
+
+    def fault_tolerance(self) -> dict[str, int]:
+        """Return {}, since no process can die alone."""
+        return {}
+
+    async def pause(self) -> None:
+        """Do nothing, since no work runs between two updates."""
+
+    async def restart(self) -> None:
+        """Continue from the state that was loaded into the learner."""
+        self._publish()
+        if self._runner is not None:
+            self._runner.set_connector_state(self._connectors.get_state())
+
+    async def stop(self) -> None:
+        """Account for steps that were sampled but never trained."""
+        self.accounting.drop_pending("stopped")
 
 
 class Accounting:
