@@ -23,7 +23,7 @@ from sphinx.util.docutils import SphinxRole
 
 import rlzmq
 from rlzmq.algorithms.registry import ALGORITHMS, get_config_class
-from rlzmq.cli.main import _COMMANDS, main
+from rlzmq.cli.main import COMMANDS, main
 from rlzmq.config.rllib_only import RLLIB_ONLY, find_rllib_only
 from rlzmq.config.settings import settings_of
 
@@ -232,7 +232,7 @@ def _cell(text: str) -> str:
 
 def command_pages() -> dict[str, str]:
     made = {}
-    for command, (_, summary) in _COMMANDS.items():
+    for command, (_, summary) in COMMANDS.items():
         parts = [
             f"# rlzmq {command}\n",
             _sentence(summary),

@@ -10,18 +10,18 @@ import socket
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 from rlzmq.cli.main import EXIT_CONFIG
-from rlzmq.cli.parsing import parse
+from rlzmq.cli.parsing import command
 from rlzmq.core.addresses import SocketDirectory, check_bind_address, split_tcp
 from rlzmq.core.process import loopback_interface, num_usable_cores
 from rlzmq.net.keys import JoinFile, curve_support
 
-__all__ = ["CHECKS", "Finding", "run"]
+__all__ = ["CHECKS", "Finding", "doctor"]
 
 Level = Literal["ok", "warn", "FAIL"]
 
@@ -65,14 +65,13 @@ class DoctorOptions:
     """Seconds to wait for the broker of --join (default: 5)."""
 
 
-def run(arguments: Sequence[str]) -> int:
+@command(
+    DoctorOptions,
+    usage="rlzmq doctor [options]",
+    description="Check this machine before a run.",
+)
+def doctor(options: DoctorOptions) -> int:
     """Run the command with `arguments`, which follow ``rlzmq doctor``; return 0 if nothing fails, else 78."""
-    options = parse(
-        DoctorOptions,
-        arguments,
-        usage="rlzmq doctor [options]",
-        description="Check this machine before a run.",
-    )
     num_failed = 0
     for check in CHECKS:
         try:

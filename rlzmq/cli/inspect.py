@@ -1,37 +1,44 @@
-"""``rlzmq inspect``: show the data flow between env, module and learner before a training, or check files.
-
-With an algorithm and an env it shows names, shapes and dtypes. With a path it checks checkpoints or shards.
-"""
+"""``rlzmq inspect`` and ``rlzmq check-env``: look at environments and data before a run."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+import sys
+import time
+import warnings
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
-from rlzmq.cli.joining import import_first
+import numpy as np
+import tyro
+
+from rlzmq.algorithms.registry import get_config_class
 from rlzmq.cli.main import EXIT_CONFIG
-from rlzmq.cli.parsing import parse
-from rlzmq.connectors.pipelines import describe_batch
-from rlzmq.core.checkpoint import read_checkpoint, read_manifest
-from rlzmq.core.checkpoint_series import CheckpointSeries, find_checkpoint
-from rlzmq.core.errors import CheckpointError, ConfigurationError
+from rlzmq.cli.options import table_from_texts
+from rlzmq.cli.parsing import command, import_first
+from rlzmq.cli.runs import show_checkpoints
+from rlzmq.core.errors import ConfigurationError, RlzmqError
 from rlzmq.core.printable import printable
+from rlzmq.core.tracebacks import is_of_user, place_of
+from rlzmq.envs.multi_agent_env import MultiAgentEnv
+from rlzmq.envs.wrappers import split_wrappers
 from rlzmq.replay.shards import find_shards, open_shards
 
 if TYPE_CHECKING:
     from rlzmq.algorithms.algorithm_config import AlgorithmConfig
 
-__all__ = ["InspectOptions", "run", "show_checkpoints", "show_shards"]
+__all__ = ["check_env", "inspect", "show_shards"]
 
 
 @dataclass
 class InspectOptions:
     """Options of ``rlzmq inspect``."""
 
-    algorithm: str = "ppo"
-    """Algorithm whose defaults and connectors are used (default: ppo)."""
+    what: tyro.conf.Positional[str] = "ppo"
+    """An algorithm, whose defaults and connectors are used; or a run directory, a checkpoint, a directory of shards
+    (default: ppo)."""
     env: str | None = None
     """Gymnasium id, or 'package.module:Class' (default: that of --config)."""
     config: Path | None = None
@@ -42,32 +49,26 @@ class InspectOptions:
     """Module to import first, e.g. one that registers envs; repeatable (default: none)."""
 
 
-def run(arguments: Sequence[str]) -> int:
-    """Run the command with `arguments`, which follow ``rlzmq inspect``; return the exit code."""
-    from rlzmq.algorithms.registry import get_config_class
-    from rlzmq.roles.runner_role import make_env_runner
-
-    given = list(arguments)
-    if given and Path(given[0]).is_dir():
-        place = Path(given[0])
+@command(
+    InspectOptions,
+    usage="rlzmq inspect ALGORITHM --env ENV [options], or rlzmq inspect RUN_OR_CHECKPOINT_OR_SHARDS",
+    description="Show the data that flows through a run, or check every byte of a run's checkpoints or of shards.",
+)
+def inspect(options: InspectOptions) -> int:
+    place = Path(options.what)
+    if place.is_dir():
         is_run = (place / "checkpoints").is_dir()
         return show_checkpoints(place) if is_run or not find_shards(place) else show_shards(place)
-    if given and "/" in given[0]:
+    if "/" in options.what:
         raise ConfigurationError(
-            f"{given[0]}: there is no such directory. Name a run directory, a checkpoint, or a directory of shards."
+            f"{place}: there is no such directory. Name a run directory, a checkpoint, or a directory of shards."
         )
-    if given and not given[0].startswith("-"):
-        given.insert(0, "--algorithm")
-    options = parse(
-        InspectOptions,
-        given,
-        usage="rlzmq inspect ALGORITHM --env ENV [options], or rlzmq inspect RUN_OR_CHECKPOINT_OR_SHARDS",
-        description="Show the data that flows through a run, or check every byte of a run's checkpoints or of shards.",
-    )
     if options.steps < 1:
         raise ConfigurationError(f"--steps {options.steps}: expected 1 or more")
+    from rlzmq.roles.runner_role import make_env_runner
+
     import_first(options.import_)
-    config_class = get_config_class(options.algorithm)
+    config_class = get_config_class(options.what)
     config = config_class() if options.config is None else config_class.from_toml(options.config)
     if options.env is not None:
         config.environment(options.env)
@@ -95,47 +96,21 @@ def _show(config: AlgorithmConfig, runner: Any, num_steps: int) -> None:
         print(f"\n{what}: {names}")
     batch = runner.sample(num_timesteps=num_steps)
     print(f"\nsampled: {len(batch)} chunks, {batch.num_env_steps} env steps")
-    print("\n".join(describe_batch(dict(getattr(batch, "columns", {})))))
+    print(_described(getattr(batch, "columns", {})))
     learner = config.build_learner(spaces=spaces)
     for module_id, module in learner.module.items():
         num = sum(parameter.numel() for parameter in module.parameters())
         print(f"\nmodule {module_id}: {type(module).__name__}, {num} parameters\n{module}")
 
 
-def show_checkpoints(place: Path) -> int:
-    """Check and print the checkpoints, and the one to resume from; return 0, or 78 if none is usable.
+def _described(columns: Mapping[str, Any]) -> str:
+    from rlzmq.connectors.pipelines import describe_batch
 
-    Args:
-        place: A checkpoint, a directory of them, or a run directory.
-    """
-    found = find_checkpoint(place)
-    paths = [*CheckpointSeries(place / "checkpoints").paths(), *CheckpointSeries(place).paths()]
-    for path in paths or [path for path in (place / "checkpoint", place) if path.is_dir()][:1]:
-        try:
-            read_checkpoint(path)
-            manifest = read_manifest(path)
-        except CheckpointError as error:
-            print(f"{path.name:<12} NOT USABLE  {printable(str(error))}")
-            continue
-        about, files = manifest["about"], manifest["files"]
-        facts = [f"{sum(file['bytes'] for file in files.values())} bytes in {len(files)} files"]
-        names = {"score": "return", "num_env_steps_trained_lifetime": "steps", "written": "written"}
-        facts += [f"{label} {about[name]}" for name, label in names.items() if about.get(name) is not None]
-        print(printable(f"{path.name:<12} whole       {about.get('algorithm', '?')}  {'  '.join(facts)}"))
-        if len(paths) < 2:
-            for name in sorted({str(Path(name).parent) for name in files}):
-                print(f"             {printable(name)}")
-    if found.path is None:
-        print("nothing here to resume")
-        return EXIT_CONFIG
-    print(f"resume from  {found.path}")
-    return 0
+    return "\n".join(describe_batch(dict(columns)))
 
 
 def show_shards(place: Path) -> int:
     """Check and print the shards of a directory; return 0. Raises ConfigurationError if none is usable."""
-    import numpy as np
-
     opened = open_shards(place)
     returns, lengths, is_done = [], [], []
     for shard, path in zip(opened.shards, opened.paths, strict=True):
@@ -151,10 +126,184 @@ def show_shards(place: Path) -> int:
     all_returns, all_lengths = np.concatenate(returns), np.concatenate(lengths)
     first = opened.shards[0]
     print(f"\nobservations  {first.observation_space}\nactions       {first.action_space}")
-    print("\n".join(describe_batch(dict(first.columns))))
+    print(_described(first.columns))
     num_ended, num_steps = int(np.concatenate(is_done).sum()), int(all_lengths.sum())
     print(f"\n{len(all_returns)} episodes ({num_ended} ended), {num_steps} env steps in", end=" ")
     print(f"{len(opened.shards)} shards; {len(opened.skipped)} files skipped")
     for name, values in (("return", all_returns), ("length", all_lengths)):
         print(f"{name}  mean {values.mean():.2f}  min {values.min():.2f}  max {values.max():.2f}")
     return 0
+
+
+_COLOURS = re.compile(r"\x1b\[[0-9;]*m")  # in Gymnasium's warnings
+
+
+@dataclass
+class CheckEnvOptions:
+    """Options of ``rlzmq check-env``."""
+
+    env: tyro.conf.Positional[str]
+    """Gymnasium id, or 'package.module:Class'."""
+    steps: int = 500
+    """Number of random env steps, at least 1 (default: 500)."""
+    seed: int = 0
+    """Seed of the first reset (default: 0)."""
+    env_config: Annotated[list[str], tyro.conf.arg(metavar="KEY=VALUE|JSON")] = field(default_factory=list)
+    """Setting of the env: size=3, a JSON object or a TOML inline table; repeatable (default: none)."""
+    wrappers: str = ""
+    """What the env is wrapped in: NAME,NAME(KEY=VALUE),…, as in rlzmq train (default: nothing)."""
+    is_atari: bool = False
+    """Preprocess frames as usual for Atari (default: False)."""
+    import_: list[str] = field(default_factory=list)
+    """Module to import first, e.g. one that registers envs; repeatable (default: none)."""
+
+
+@command(
+    CheckEnvOptions,
+    usage="rlzmq check-env ENV [options]",
+    description="Check an environment: report what training would refuse and what Gymnasium's checker finds.",
+)
+def check_env(options: CheckEnvOptions) -> int:
+    """Run the command with `arguments`, which follow ``rlzmq check-env``; return 0, or 78 if there are problems."""
+    if options.steps < 1:
+        raise ConfigurationError(f"--steps {options.steps}: expected 1 or more")
+    import_first(options.import_)
+    problems: list[str] = []
+    env: Any = None
+    try:
+        config = _env_config(options)
+        env = config.make_env()
+        problems += [] if isinstance(env, MultiAgentEnv) else _gymnasium(env)
+        problems += _step_randomly(env, options) or (_train(env, config, options) if not problems else [])
+    except ConfigurationError:
+        raise
+    except Exception as error:  # raised by the env
+        place = f" ({place_of(error)})" if is_of_user(error) else ""
+        problems.append(f"{type(error).__name__}: {error}{place}")
+    finally:
+        if env is not None:
+            env.close()
+    for problem in problems:
+        print(f"problem: {problem}", file=sys.stderr)
+    print(f"{options.env}: " + (f"{len(problems)} problem{'s' * (len(problems) > 1)}" if problems else "ok"))
+    return EXIT_CONFIG if problems else 0
+
+
+def _gymnasium(env: Any) -> list[str]:
+    """Run Gymnasium's checker and return its problems."""
+    from gymnasium.utils.env_checker import check_env
+
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        try:
+            check_env(env.unwrapped, skip_render_check=True)
+        except Exception as error:
+            return [f"{type(error).__name__}: {error}"]
+    for warning in caught:
+        text = _COLOURS.sub("", str(warning.message)).splitlines()[0]
+        print(f"note: {text.removeprefix('WARN: ')}")
+    return []
+
+
+def _step_randomly(env: Any, options: CheckEnvOptions) -> list[str]:
+    """Take random steps, check observations and rewards, and print the speed and episode lengths."""
+    problems: dict[str, str] = {}  # with the first value that shows it
+    is_multi = not hasattr(env, "observation_space") or hasattr(env, "possible_agents")
+    first, again = (_parts(env.reset(seed=options.seed), "reset", "observation, info")[0] for _ in range(2))
+    if not _equal(first, again):
+        problems["reset(seed=…) twice with the same seed gives different observations"] = ""
+    if is_multi:
+        for agent in env.possible_agents:
+            env.action_spaces[agent].seed(options.seed)
+    else:
+        env.action_space.seed(options.seed)
+    observation, length, lengths = again, 0, []
+    start = time.perf_counter()
+    for _ in range(options.steps):
+        action = (
+            {agent: env.action_spaces[agent].sample() for agent in observation}
+            if is_multi
+            else env.action_space.sample()
+        )
+        observation, reward, terminated, truncated, _ = _parts(
+            env.step(action), "step", "observation, reward, terminated, truncated, info"
+        )
+        length += 1
+        items = observation.items() if is_multi else [("", observation)]
+        for agent, item in items:
+            space = env.observation_spaces[agent] if is_multi else env.observation_space
+            if not space.contains(item):
+                who = f"an observation {f'of {agent!r} ' if is_multi else ''}is outside of {space}"
+                dtype = getattr(item, "dtype", space.dtype)
+                problems.setdefault(
+                    who, f": {item!r:.120}" + (f", of {dtype}" if dtype != space.dtype else "")
+                )
+        rewards = list(reward.values()) if is_multi else [reward]
+        if not np.isfinite(np.asarray(rewards, dtype=np.float64)).all():
+            problems["a reward is not finite"] = f": {reward!r:.80}"
+        is_over = (
+            terminated.get("__all__") or truncated.get("__all__") if is_multi else terminated or truncated
+        )
+        if is_over:
+            lengths.append(length)
+            length, (observation, _) = 0, env.reset()
+    seconds = time.perf_counter() - start
+    print(
+        f"{options.steps / seconds:.0f} steps/s  {len(lengths)} episodes"
+        + (f", {min(lengths)}–{max(lengths)} steps" if lengths else " ended")
+    )
+    if not lengths:
+        from rlzmq.runners.episode_metrics import HOW_TO_LIMIT
+
+        print(f"note: no episode ended in {options.steps} steps. If they never end: {HOW_TO_LIMIT}")
+    return [name + value for name, value in problems.items()]
+
+
+def _parts(returned: object, method: str, names: str) -> tuple[Any, ...]:
+    """Return what a method of the env returned, if it is a tuple of as many values as there are names."""
+    if not isinstance(returned, tuple) or len(returned) != names.count(",") + 1:
+        what = f"{len(returned)} values" if isinstance(returned, tuple) else type(returned).__name__
+        raise TypeError(f"{method}() returned {what}, expected ({names})")
+    return returned
+
+
+def _env_config(options: CheckEnvOptions) -> AlgorithmConfig:
+    from rlzmq.algorithms.ppo import PPOConfig
+
+    return PPOConfig().environment(
+        options.env,
+        env_config=table_from_texts("env_config", options.env_config),
+        wrappers=split_wrappers(options.wrappers),
+        is_atari=options.is_atari,
+    )
+
+
+def _train(env: object, config: AlgorithmConfig, options: CheckEnvOptions) -> list[str]:
+    """Sample with an env runner, a new module and default settings; return the errors that training would raise."""
+    from rlzmq.roles.runner_role import make_env_runner
+
+    config.env_runners(num_env_runners=0).debugging(seed=options.seed)
+    config.fault_tolerance(restart_failed_sub_environments=False)
+    if isinstance(env, MultiAgentEnv):
+        agents = [str(agent) for agent in env.possible_agents]
+        config.multi_agent(policies=set(agents), policy_mapping_fn=lambda agent_id, episode: str(agent_id))
+    try:
+        config.validate()
+        runner = make_env_runner(config, 0)
+        try:
+            runner.sample(num_timesteps=options.steps)
+            if not config.is_multi_agent:
+                config.build_learner(spaces={"__env_single__": config.single_spaces()})
+        finally:
+            runner.stop()
+    except (RlzmqError, TypeError, ValueError) as error:
+        return [f"training refuses it: {error}"]
+    return []
+
+
+def _equal(a: Any, b: Any) -> bool:
+    if isinstance(a, dict):
+        return a.keys() == b.keys() and all(_equal(a[key], b[key]) for key in a)
+    if isinstance(a, tuple | list):
+        return len(a) == len(b) and all(map(_equal, a, b))
+    return bool(np.array_equal(a, b))

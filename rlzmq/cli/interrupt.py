@@ -10,10 +10,13 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from types import FrameType
-from typing import Any, NoReturn, Self
+from typing import TYPE_CHECKING, Any, NoReturn, Self
 
 from rlzmq.core.errors import Interrupted
 from rlzmq.core.process import ENDING_SIGNALS
+
+if TYPE_CHECKING:
+    from asyncio import AbstractEventLoop
 
 __all__ = [
     "DRAIN_S",
@@ -23,6 +26,7 @@ __all__ = [
     "exit_on_signals",
     "handled_signals",
     "ignore_signals",
+    "on_signals",
 ]
 
 DRAIN_S: Mapping[int, float] = {**dict.fromkeys(ENDING_SIGNALS, 6.0), signal.SIGINT: 2.5}
@@ -74,6 +78,31 @@ class SignalEchoes:
         before = self._arrived_at.get(number, -_ECHO_S)
         self._arrived_at[number] = now
         return now - before < _ECHO_S
+
+
+@contextlib.contextmanager
+def on_signals(loop: AbstractEventLoop, call: Callable[[int], None]) -> Iterator[None]:
+    """Call ``call(number)`` on the first signal in the block; a second one ends the process at once."""
+    former = {number: signal.getsignal(number) for number in handled_signals()}
+    seen: list[int] = []
+    echoes = SignalEchoes()
+
+    def handle(number: int) -> None:
+        if echoes.is_echo(number):
+            return
+        if seen:
+            os._exit(exit_code_of_signal(seen[0]))
+        seen.append(number)
+        call(number)
+
+    for number in former:
+        loop.add_signal_handler(number, handle, number)
+    try:
+        yield
+    finally:
+        for number, handler in former.items():
+            loop.remove_signal_handler(number)
+            signal.signal(number, handler)
 
 
 class Interrupt:

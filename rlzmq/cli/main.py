@@ -34,6 +34,7 @@ from rlzmq.core.tracebacks import (
 from rlzmq.core.version import __version__
 
 __all__ = [
+    "COMMANDS",
     "EXIT_CONFIG",
     "EXIT_INTERNAL",
     "EXIT_INTERRUPTED",
@@ -57,44 +58,56 @@ _EXIT_NO_READER = 141  # as if ended by SIGPIPE
 
 _VERBOSE = "\n\n  --verbose  with any command: show errors with all frames, not only the user's"
 
-_COMMANDS = {
-    "demo": ("rlzmq.cli.demo", "see it learn CartPole, in a broker, two runners and two learners"),
-    "train": ("rlzmq.cli.train", "train an algorithm: rlzmq train ppo --env CartPole-v1"),
-    "tune": ("rlzmq.cli.tune", "search for good settings: rlzmq tune ppo --env ENV --lr 1e-4..1e-2:log"),
-    "runner": ("rlzmq.cli.runner", "sample for a run, from any machine: rlzmq runner --join FILE"),
-    "learner": ("rlzmq.cli.learner", "a learner rank for a run, from any machine: rlzmq learner --join FILE"),
-    "top": ("rlzmq.cli.top", "watch a run: rlzmq top [FILE or directory]"),
-    "dashboard": ("rlzmq.cli.dashboard", "watch runs in a browser: rlzmq dashboard [RUN…]"),
-    "stacks": ("rlzmq.cli.stacks", "what every process of a run is doing: rlzmq stacks RUN"),
-    "doctor": ("rlzmq.cli.doctor", "check this machine before a run"),
+COMMANDS = {
+    "demo": ("rlzmq.cli.train:demo", "see it learn CartPole, in a broker, two runners and two learners"),
+    "train": ("rlzmq.cli.train:train", "train an algorithm: rlzmq train ppo --env CartPole-v1"),
+    "tune": ("rlzmq.cli.tune:tune", "search for good settings: rlzmq tune ppo --env ENV --lr 1e-4..1e-2:log"),
+    "runner": ("rlzmq.cli.joining:runner", "sample for a run, from any machine: rlzmq runner --join FILE"),
+    "learner": (
+        "rlzmq.cli.joining:learner",
+        "a learner rank for a run, from any machine: rlzmq learner --join FILE",
+    ),
+    "top": ("rlzmq.cli.looking:top", "watch a run: rlzmq top [FILE or directory]"),
+    "dashboard": ("rlzmq.cli.servers:dashboard", "watch runs in a browser: rlzmq dashboard [RUN…]"),
+    "stacks": ("rlzmq.cli.looking:stacks", "what every process of a run is doing: rlzmq stacks RUN"),
+    "doctor": ("rlzmq.cli.doctor:doctor", "check this machine before a run"),
     "presets": (
-        "rlzmq.cli.presets",
+        "rlzmq.cli.runs:presets",
         "list settings that are known to learn: rlzmq presets [ALGORITHM] [NAME]",
     ),
     "replay": (
-        "rlzmq.cli.replay",
+        "rlzmq.cli.replay:replay",
         "repeat a recorded run's learner, or train a quarantined fragment: rlzmq replay RUN",
     ),
-    "check-env": ("rlzmq.cli.check_env", "check an environment: rlzmq check-env ENV"),
+    "check-env": ("rlzmq.cli.inspect:check_env", "check an environment: rlzmq check-env ENV"),
     "inspect": (
-        "rlzmq.cli.inspect",
+        "rlzmq.cli.inspect:inspect",
         "show a run's data flow (rlzmq inspect ppo --env ENV), its checkpoints, or recorded episodes",
     ),
-    "ckpt": ("rlzmq.cli.ckpt", "check checkpoints, or compare two: rlzmq ckpt ls RUN, rlzmq ckpt diff A B"),
-    "launch": ("rlzmq.cli.launch", "logs and end of a run that --on started: rlzmq launch logs|stop RUN"),
-    "scale": ("rlzmq.cli.scale", "runners or learners of a living run: rlzmq scale RUN --env-runners 40"),
+    "ckpt": (
+        "rlzmq.cli.runs:ckpt",
+        "check checkpoints, or compare two: rlzmq ckpt ls RUN, rlzmq ckpt diff A B",
+    ),
+    "launch": ("rlzmq.cli.launch:run", "logs and end of a run that --on started: rlzmq launch logs|stop RUN"),
+    "scale": ("rlzmq.cli.scale:run", "runners or learners of a living run: rlzmq scale RUN --env-runners 40"),
     "record": (
-        "rlzmq.cli.record",
+        "rlzmq.cli.policies:record",
         "record a checkpoint's episodes: rlzmq record CHECKPOINT --output DIR",
     ),
-    "evaluate": ("rlzmq.cli.evaluate", "evaluate a checkpoint: rlzmq evaluate RUN_OR_CHECKPOINT"),
-    "runs": ("rlzmq.cli.runs", "list, compare or remove runs: rlzmq runs [list|compare|clean] [RUN…]"),
-    "plot": ("rlzmq.cli.plot", "plot learning curves over seeds: rlzmq plot RUN… -o curve.png"),
-    "export": ("rlzmq.cli.export", "write a policy as an ONNX or .pt2 file: rlzmq export RUN_OR_CHECKPOINT"),
-    "serve": ("rlzmq.cli.serve", "answer requests for a policy's actions: rlzmq serve RUN_OR_CHECKPOINT"),
+    "evaluate": ("rlzmq.cli.policies:evaluate", "evaluate a checkpoint: rlzmq evaluate RUN_OR_CHECKPOINT"),
+    "runs": ("rlzmq.cli.runs:runs", "list, compare or remove runs: rlzmq runs [list|compare|clean] [RUN…]"),
+    "plot": ("rlzmq.cli.runs:plot", "plot learning curves over seeds: rlzmq plot RUN… -o curve.png"),
+    "export": (
+        "rlzmq.cli.policies:export",
+        "write a policy as an ONNX or .pt2 file: rlzmq export RUN_OR_CHECKPOINT",
+    ),
+    "serve": (
+        "rlzmq.cli.servers:serve",
+        "answer requests for a policy's actions: rlzmq serve RUN_OR_CHECKPOINT",
+    ),
     "completion": (
-        "rlzmq.cli.completion",
-        "completion for bash, zsh and fish: source <(rlzmq completion bash)",
+        "rlzmq.cli.completion:completion",
+        "completion for bash and zsh: source <(rlzmq completion bash)",
     ),
 }
 _GROUPS = {
@@ -134,10 +147,10 @@ def _main(arguments: Sequence[str] | None) -> int:
     if given[0] == "--version":
         print(f"rlzmq {__version__}")
         return 0
-    entry = _COMMANDS.get(given[0])
+    entry = COMMANDS.get(given[0])
     if entry is None:
         instead = instead_of_command(given[0])
-        hint = f" Instead: {instead}." if instead else did_you_mean(given[0], _COMMANDS)
+        hint = f" Instead: {instead}." if instead else did_you_mean(given[0], COMMANDS)
         print(f"rlzmq: no command {given[0]!r}.{hint}", file=sys.stderr)
         return EXIT_USAGE
     find_modules_here()
@@ -163,11 +176,11 @@ def find_modules_here() -> None:
         sys.path.insert(0, here)
 
 
-def _guarded(module: str, arguments: list[str]) -> int:
+def _guarded(command: str, arguments: list[str]) -> int:
     """Run a command; turn an exception into one clear message and an exit code."""
     try:
         with Interrupt(drain_s={}) as interrupt:
-            return _interruptible(module, arguments, interrupt)
+            return _interruptible(command, arguments, interrupt)
     except (ConfigurationError, CheckpointError) as error:
         print(f"rlzmq: {printable(str(error), keep=_LINES)}", file=sys.stderr)
         return EXIT_CONFIG
@@ -186,12 +199,13 @@ def _guarded(module: str, arguments: list[str]) -> int:
         return EXIT_INTERNAL
 
 
-def _interruptible(module: str, arguments: list[str], interrupt: Interrupt) -> int:
+def _interruptible(command: str, arguments: list[str], interrupt: Interrupt) -> int:
     """Run a command; a signal raises Interrupted in it, unless it handles signals itself."""
     try:
-        command = importlib.import_module(module)
+        module, _, function = command.partition(":")
+        run = getattr(importlib.import_module(module), function)
         interrupt.ends_at_once, interrupt.on_first = False, interrupt.raise_now
-        return int(command.run(arguments))
+        return int(run(arguments))
     except Interrupted:
         print("rlzmq: interrupted", file=sys.stderr)
         return interrupt.exit_code or EXIT_INTERRUPTED
@@ -228,6 +242,6 @@ def _print_with_notes(error: BaseException) -> None:
 def _usage() -> str:
     text = "usage: rlzmq COMMAND …   (rlzmq COMMAND --help: the options)"
     for title, names in _GROUPS.items():
-        lines = [f"  {name:<10} {_COMMANDS[name][1]}" for name in names.split()]
+        lines = [f"  {name:<10} {COMMANDS[name][1]}" for name in names.split()]
         text += "\n\n" + "\n".join([f"{title}:", *lines])
     return text + _VERBOSE

@@ -5,6 +5,8 @@ from __future__ import annotations
 import ast
 import contextlib
 import dataclasses
+import functools
+import importlib
 import inspect
 import io
 import itertools
@@ -16,11 +18,20 @@ import typing
 from collections.abc import Callable, Collection, Sequence
 from typing import Annotated, Any, TypeVar
 
+from rlzmq.core.errors import ConfigurationError
 from rlzmq.core.synonyms import instead_of_flag
 
-__all__ = ["OptionsExit", "flag_of", "parse"]
+__all__ = ["OptionsExit", "command", "flag_of", "import_first", "parse", "tyro_config"]
 
 _Options = TypeVar("_Options")
+
+
+def tyro_config() -> tuple[Any, ...]:
+    """Return how tyro reads the options of all commands."""
+    import tyro
+
+    conf = tyro.conf
+    return (conf.UseAppendAction, conf.FlagCreatePairsOff, conf.DisallowNone, conf.OmitArgPrefixes)
 
 
 class OptionsExit(SystemExit):
@@ -53,22 +64,22 @@ def parse(
 
     words = usage.partition(" --")[0].partition(" [")[0].split()
     prog = " ".join(word for word in words if word.islower())
-    markers = (tyro.conf.UseAppendAction, tyro.conf.FlagCreatePairsOff, tyro.conf.DisallowNone)
-    config = (*markers, tyro.conf.OmitArgPrefixes)
     helps = {"-h", "--help", *(["--help-all"] if usual is not None else [])} & set(arguments)
     shown = _with_field_help(kind, usual if helps and "--help-all" not in helps else None)
     if not helps:
         complaint = io.StringIO()
         try:
             with contextlib.redirect_stderr(complaint):
-                return typing.cast(_Options, tyro.cli(shown, args=list(arguments), prog=prog, config=config))
+                return typing.cast(
+                    _Options, tyro.cli(shown, args=list(arguments), prog=prog, config=tyro_config())
+                )
         except SystemExit as error:
             instead = _instead(prog, arguments, _flags_of(kind) | _aliases_of(kind), elsewhere)
             print(instead or _in_short(prog, usage, complaint.getvalue()), file=sys.stderr)
             raise OptionsExit(error.code) from None
     said = io.TextIOWrapper(io.BytesIO(), encoding=sys.stdout.encoding or "utf-8", newline="\n")
     with contextlib.redirect_stdout(said), contextlib.suppress(SystemExit):
-        tyro.cli(shown, args=["--help"], prog=prog, config=config)
+        tyro.cli(shown, args=["--help"], prog=prog, config=tyro_config())
     said.seek(0)
     _, _, listed = said.read().partition("\n\n")  # without tyro's usage line, which is not wrapped
     width = shutil.get_terminal_size().columns
@@ -79,6 +90,39 @@ def parse(
     if usual is not None and "--help-all" not in helps:
         print(f"\n{prog} --help-all: the other {len(_flags_of(kind)) - len(usual)} flags")
     raise OptionsExit(0)
+
+
+class command:
+    """Decorator that makes a command of a function of its options: ``command(arguments)`` returns the exit code.
+
+    Args:
+        kind: The class of the options.
+        usage, description: See `parse`.
+    """
+
+    def __init__(self, kind: type[Any], *, usage: str, description: str) -> None:
+        self.kind, self._usage, self._description = kind, usage, description
+
+    def __call__(self, main: Callable[[Any], int]) -> Callable[[Sequence[str]], int]:
+        @functools.wraps(main)
+        def run(arguments: Sequence[str]) -> int:
+            return main(parse(self.kind, arguments, usage=self._usage, description=self._description))
+
+        vars(run)["kind"] = self.kind
+        return run
+
+
+def import_first(names: Sequence[str]) -> None:
+    """Import the user's modules first, e.g. because they register envs.
+
+    Raises:
+        ConfigurationError: A module cannot be imported.
+    """
+    for name in names:
+        try:
+            importlib.import_module(name)
+        except ImportError as error:
+            raise ConfigurationError(f"--import {name}: {error}") from None
 
 
 def _instead(

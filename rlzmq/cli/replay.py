@@ -6,7 +6,7 @@ import json
 import math
 import operator
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -14,15 +14,14 @@ from typing import Any
 import numpy as np
 import tyro
 
-from rlzmq.cli.joining import import_first
-from rlzmq.cli.parsing import parse
+from rlzmq.cli.parsing import command, import_first
 from rlzmq.core.errors import ConfigurationError, ProtocolError
 from rlzmq.core.printable import printable
 from rlzmq.core.synonyms import did_you_mean
 from rlzmq.episodes.episode_batch import EpisodeBatch
 from rlzmq.wire.fragment_message import decode_fragment, fragment_from_bytes
 
-__all__ = ["Bound", "ReplayOptions", "describe", "run"]
+__all__ = ["Bound", "ReplayOptions", "describe", "replay"]
 
 _MAX_BYTES = 1 << 30
 _UPDATES = re.compile(r"(\d*)\.\.(\d*)")
@@ -51,19 +50,18 @@ class ReplayOptions:
     """Module to import first, e.g. one that registers envs; repeatable (default: none)."""
 
 
-def run(arguments: Sequence[str]) -> int:
+@command(
+    ReplayOptions,
+    usage="rlzmq replay RUN_OR_FRAGMENT [options]",
+    description="Repeat what the learner of a recorded run did, without environments, and compare the weights "
+    "after every update bit for bit; or look at a quarantined fragment, and train it.",
+)
+def replay(options: ReplayOptions) -> int:
     """Run the command with `arguments`, which follow ``rlzmq replay``.
 
     Returns:
         The exit code: 0, 1 if weights differ, or that of the learner's error or death.
     """
-    options = parse(
-        ReplayOptions,
-        arguments,
-        usage="rlzmq replay RUN_OR_FRAGMENT [options]",
-        description="Repeat what the learner of a recorded run did, without environments, and compare the weights "
-        "after every update bit for bit; or look at a quarantined fragment, and train it.",
-    )
     import_first(options.import_)
     return _replay_run(options) if options.path.is_dir() else _replay_fragment(options)
 

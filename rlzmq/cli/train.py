@@ -1,4 +1,4 @@
-"""``rlzmq train``: train an algorithm with a live view, a run directory, and an orderly end."""
+"""``rlzmq train`` and ``rlzmq demo``: train an algorithm with a live view, a run directory, and an orderly end."""
 
 from __future__ import annotations
 
@@ -12,26 +12,25 @@ import signal
 import sys
 import textwrap
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
 
-from rlzmq.cli.dashboard import check_installed, dashboard_of
 from rlzmq.cli.interrupt import DRAIN_S, Interrupt
-from rlzmq.cli.joining import import_first
 from rlzmq.cli.main import EXIT_INTERNAL, EXIT_INTERRUPTED, EXIT_USAGE
-from rlzmq.cli.parsing import flag_of, parse
-from rlzmq.cli.stopping import StopCriteria
+from rlzmq.cli.parsing import command, flag_of, import_first, parse
+from rlzmq.cli.servers import check_installed, dashboard_of
 from rlzmq.core import faults
 from rlzmq.core.checkpoint_series import find_checkpoint, run_of
 from rlzmq.core.errors import CheckpointError, ConfigurationError, Interrupted
 from rlzmq.core.printable import printable, short_path
 from rlzmq.core.process import open_stack_channel, outlive_readers
-from rlzmq.core.synonyms import renamed
+from rlzmq.core.synonyms import did_you_mean, instead_of_key, renamed
 from rlzmq.core.tracebacks import run_error
+from rlzmq.telemetry.metric_paths import value_at
 from rlzmq.telemetry.runs import find_run
 from rlzmq.telemetry.view import make_view, processes_of
 from rlzmq.telemetry.writers import make_writers
@@ -41,7 +40,7 @@ if TYPE_CHECKING:
     from rlzmq.core.checkpoint_series import Found
     from rlzmq.telemetry.run_directory import RunDirectory
 
-__all__ = ["TrainOptions", "apply_preset", "run", "setting_of_others"]
+__all__ = ["StopCriteria", "TrainOptions", "apply_preset", "demo", "setting_of_others", "train"]
 
 _LAST_CHECKPOINT_S = 1.0  # to get the state of a run whose update did not end in that time
 _STOP_S = 2.0  # after a signal, time for all processes to stop in order before they are killed
@@ -100,7 +99,62 @@ class TrainOptions:
     """Print what --on ENGINE would submit (default: False)."""
 
 
-def run(arguments: Sequence[str]) -> int:
+_SHORT = {
+    "return": "env_runners/episode_return_mean",
+    "steps": "num_env_steps_sampled_lifetime",
+    "iterations": "training_iteration",
+    "time": "time_total_s",
+}
+
+# Where to find these for a run that samples nothing.
+_OFFLINE = {
+    "env_runners/episode_return_mean": "evaluation/env_runners/episode_return_mean",
+    "num_env_steps_sampled_lifetime": "num_env_steps_trained_lifetime",
+}
+
+
+class StopCriteria:
+    """Ends the run as soon as one criterion is met.
+
+    Args:
+        texts: Each is ``name=number``. A name is return, steps, iterations, time (seconds), or a slash path into the
+            result. The criterion is met when the value there is at least the number.
+
+    Attributes:
+        goals: Path in the result -> number.
+
+    Raises:
+        ConfigurationError: A text does not have this form.
+    """
+
+    def __init__(self, texts: Sequence[str]) -> None:
+        self.goals: dict[str, float] = {}
+        for text in texts:
+            name, separator, number = text.partition("=")
+            path = _SHORT.get(name, name)
+            if not separator or (name not in _SHORT and "/" not in name and name not in _SHORT.values()):
+                known = instead_of_key(name)
+                here = next((short for short, path in _SHORT.items() if path == known), known)
+                hint = f" Instead: --stop {here}={number or '…'}." if here else did_you_mean(name, _SHORT)
+                hint = "" if name in _SHORT else hint
+                raise ConfigurationError(f"--stop {text!r}: expected name=number, e.g. return=475.{hint}")
+            try:
+                self.goals[path] = float(number)
+            except ValueError:
+                raise ConfigurationError(f"--stop {text!r}: {number!r} is not a number.") from None
+
+    def met_by(self, result: Mapping[str, Any]) -> str | None:
+        """Return a description of the criterion that the result meets, or None."""
+        is_offline = result.get("num_env_steps_sampled_lifetime") == 0
+        for goal_path, goal in self.goals.items():
+            path = _OFFLINE.get(goal_path, goal_path) if is_offline else goal_path
+            value = value_at(result, path)
+            if isinstance(value, int | float) and value >= goal:
+                return f"{path} = {value:.6g} ≥ {goal:g}"
+        return None
+
+
+def train(arguments: Sequence[str]) -> int:
     """Run the command with `arguments`, which follow ``rlzmq train``; return the exit code."""
     algorithm = arguments[0] if arguments and not arguments[0].startswith("-") else ""
     if algorithm and arguments[1:2] and not arguments[1].startswith("-"):  # rlzmq train ppo CartPole-v1
@@ -519,3 +573,26 @@ def _build(config: AlgorithmConfig, checkpoint: Path | None) -> Any:
             algorithm.stop()
             raise
     return algorithm
+
+
+@dataclass
+class DemoOptions:
+    """Options of ``rlzmq demo``."""
+
+    env_runners: int = 2
+    """Number of processes that sample (default: 2)."""
+    learners: int = 2
+    """Number of processes that train (default: 2)."""
+
+
+@command(
+    DemoOptions,
+    usage="rlzmq demo [options]",
+    description="Train CartPole-v1 until the mean return is 450, for at most 300,000 env steps.",
+)
+def demo(options: DemoOptions) -> int:
+    processes = ["--env-runners", str(options.env_runners), "--learners", str(options.learners)]
+    words = ["ppo", "--env", "CartPole-v1", *processes, "--seed", "1"]
+    words += ["--stop", "return=450", "--stop", "steps=300000"]
+    print(f"$ rlzmq train {' '.join(words)}", flush=True)
+    return train(words)

@@ -13,14 +13,12 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import tyro
 
 from rlzmq.algorithms.registry import ALGORITHMS, get_config_class, preset_for
-from rlzmq.cli.dashboard import check_installed, dashboard_of
 from rlzmq.cli.interrupt import DRAIN_S, Interrupt
-from rlzmq.cli.joining import import_first
 from rlzmq.cli.main import EXIT_INTERNAL
 from rlzmq.cli.options import apply_settings, options_type
-from rlzmq.cli.parsing import parse
-from rlzmq.cli.stopping import StopCriteria
-from rlzmq.cli.train import apply_preset, setting_of_others
+from rlzmq.cli.parsing import import_first, parse
+from rlzmq.cli.servers import check_installed, dashboard_of
+from rlzmq.cli.train import StopCriteria, apply_preset, setting_of_others
 from rlzmq.config.search_space import GridSearch, find_search_objects, search_objects_in_tables
 from rlzmq.config.values import read_toml
 from rlzmq.core.errors import ConfigurationError, Interrupted
@@ -34,7 +32,7 @@ if TYPE_CHECKING:
     from rlzmq.tune.result_grid import ResultGrid
     from rlzmq.tune.tuner import Tuner
 
-__all__ = ["TuneOptions", "run"]
+__all__ = ["TuneOptions", "tune"]
 
 _TABLES = ("trainable", "param_space", "tune", "stop", "checkpoint", "failure")
 
@@ -97,12 +95,12 @@ class _FileOptions(TuneOptions):
 
 
 @dataclass(kw_only=True)
-class _AlgorithmOptions(TuneOptions):
+class AlgorithmOptions(TuneOptions):
     env: str | None = None
     """Gymnasium id, or 'package.module:Class' (default: that of --preset)."""
 
 
-def run(arguments: Sequence[str]) -> int:
+def tune(arguments: Sequence[str]) -> int:
     """Run the command with `arguments`, which follow ``rlzmq tune``; return the exit code."""
     algorithm = arguments[0].lower() if arguments and arguments[0].lower() in ALGORITHMS else None
     options: Any = parse(
@@ -143,7 +141,7 @@ def _options_type(algorithm: str | None) -> type:
     if algorithm is None:
         return _FileOptions
     config_class = get_config_class(algorithm)
-    return options_type(config_class, f"Tune{config_class.__name__}", _AlgorithmOptions)
+    return options_type(config_class, f"Tune{config_class.__name__}", AlgorithmOptions)
 
 
 def _tuner(algorithm: str | None, options: Any) -> Tuner:

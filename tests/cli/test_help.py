@@ -11,11 +11,11 @@ import pytest
 
 from rlzmq import ConfigurationError, CQLConfig
 from rlzmq.algorithms.registry import ALGORITHMS, get_config_class
-from rlzmq.cli.main import _COMMANDS, main
+from rlzmq.cli.main import COMMANDS, main
 from rlzmq.cli.train import _config, _parse
 
 
-@pytest.mark.parametrize("command", [*_COMMANDS, "train ppo"])
+@pytest.mark.parametrize("command", [*COMMANDS, "train ppo"])
 def test_help_keeps_to_the_terminals_width(
     command: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -68,7 +68,7 @@ def test_commands_are_grouped(capsys: pytest.CaptureFixture[str]) -> None:
         text.index(f"\n{title}:\n") for title in ("train and look", "deploy", "several machines", "debug")
     ]
     assert places == sorted(places)
-    assert all(text.count(f"\n  {command} ") == 1 for command in _COMMANDS)
+    assert all(text.count(f"\n  {command} ") == 1 for command in COMMANDS)
 
 
 def test_a_flag_of_true_or_false_may_stand_alone() -> None:
@@ -107,7 +107,7 @@ def test_the_demo_is_a_command_of_train(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     given: list[str] = []
-    monkeypatch.setattr("rlzmq.cli.train.run", lambda arguments: given.extend(arguments) or 0)
+    monkeypatch.setattr("rlzmq.cli.train.train", lambda arguments: given.extend(arguments) or 0)
     assert main(["demo", "--learners", "1"]) == 0
     assert capsys.readouterr().out == f"$ rlzmq train {' '.join(given)}\n"
     options = _parse(given[0], given[1:])
@@ -145,7 +145,7 @@ def test_a_run_says_what_it_starts_before_torch_is_imported(tmp_path: Path) -> N
         "import sys; from rlzmq.cli import train\n"
         "train._checkpoint_to_resume = lambda *a: sys.exit('torch is imported' if 'torch' in sys.modules else 0)\n"
         "train._prestart = lambda: None\n"
-        "train.run(['ppo', '--env', 'CartPole-v1', '--learners', '1'])"
+        "train.train(['ppo', '--env', 'CartPole-v1', '--learners', '1'])"
     )
     done = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, cwd=tmp_path

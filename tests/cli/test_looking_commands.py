@@ -17,8 +17,8 @@ import numpy as np
 import pytest
 
 from rlzmq import ConfigurationError, PPOConfig
+from rlzmq.cli.looking import format_status
 from rlzmq.cli.main import main
-from rlzmq.cli.top import format_status
 from rlzmq.protocol.broker.core import BrokerCore, BrokerOptions
 from rlzmq.roles.runner_role import make_env_runner
 from rlzmq.telemetry.brokers import Rates

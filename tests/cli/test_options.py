@@ -6,8 +6,7 @@ import pytest
 
 from rlzmq import ConfigurationError
 from rlzmq.cli.main import main
-from rlzmq.cli.stopping import StopCriteria
-from rlzmq.cli.train import _config, _parse
+from rlzmq.cli.train import StopCriteria, _config, _parse
 
 
 def test_every_setting_is_a_flag() -> None:

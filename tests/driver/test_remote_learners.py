@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from rlzmq.cli.learner import SchedulerRank
+from rlzmq.cli.joining import SchedulerRank
 from rlzmq.core.errors import ConfigurationError
 from tests.support.runs import Command, assert_accounted, listening
 

@@ -37,17 +37,7 @@ _ROOT = Path(__file__).parents[2]
 _MAX_BYTES, _MAX_FDS = 256 * 1024, 8
 _FREE_FD = 500  # above those that a test process opens
 _ARGS_BYTES = 1000  # of a program's arguments, to be seen in the process table
-_CLI = (
-    "dashboard",
-    "learner",
-    "main",
-    "runner",
-    "serve",
-    "stacks",
-    "top",
-    "train",
-    "tune",
-)
+_CLI = ("joining", "looking", "main", "servers", "train", "tune")
 _CLONE_NUMBER = {"x86_64": 56, "aarch64": 220}.get(platform.machine())
 _CLONE_PARENT, _CLONE_CHILD_CLEARTID, _CLONE_CHILD_SETTID = 0x8000, 0x200000, 0x1000000
 _PR_GET_TID_ADDRESS = 40

@@ -1,21 +1,27 @@
-"""``rlzmq top``: show a run's roles, rates, lag, queues, drops by reason, and the broker's event loop."""
+"""``rlzmq top`` and ``rlzmq stacks``: what a living run does."""
 
 from __future__ import annotations
 
 import asyncio
+import platform
+import shutil
+import subprocess
 import sys
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
-from rlzmq.cli.joining import run_async
-from rlzmq.cli.parsing import parse
-from rlzmq.core.printable import printable
-from rlzmq.roles.remote_peer import Observer
-from rlzmq.telemetry.brokers import Rates, find_broker
+import tyro
 
-__all__ = ["TopOptions", "format_status", "run"]
+from rlzmq.actors.process_state import descendants
+from rlzmq.cli.parsing import command
+from rlzmq.core.errors import ConfigurationError
+from rlzmq.core.printable import printable
+from rlzmq.core.process import find_stack_channel, read_stacks
+
+__all__ = ["format_status", "stacks", "top"]
 
 
 _STILL_S = 10.0  # without an env step or a learner step
@@ -25,9 +31,9 @@ _STILL_S = 10.0  # without an env step or a learner step
 class TopOptions:
     """Options of ``rlzmq top``."""
 
-    where: str = ""
+    where: tyro.conf.Positional[str] = ""
     """A run directory, a join file, a run's private directory, or ipc:///path of its data socket (default: the newest
-    run of this user on this machine); also without --where."""
+    run of this user on this machine)."""
     interval: float = 1.0
     """Seconds between two updates (default: 1)."""
     count: int = 0
@@ -36,21 +42,19 @@ class TopOptions:
     """Seconds to wait for the broker's answer (default: 5)."""
 
 
-def run(arguments: Sequence[str]) -> int:
-    """Run the command with `arguments`, which follow ``rlzmq top``; return the exit code."""
-    given = list(arguments)
-    where = given.pop(0) if given and not given[0].startswith("-") else ""
-    options = parse(
-        TopOptions,
-        given,
-        usage="rlzmq top [RUN | FILE | DIRECTORY | ADDRESS] [options]",
-        description="Watch a run in progress.",
-    )
-    options.where = where or options.where
-    return run_async(_main(options))
+@command(
+    TopOptions,
+    usage="rlzmq top [RUN | FILE | DIRECTORY | ADDRESS] [options]",
+    description="Watch a run in progress.",
+)
+def top(options: TopOptions) -> int:
+    return asyncio.run(_main(options))
 
 
 async def _main(options: TopOptions) -> int:
+    from rlzmq.roles.remote_peer import Observer
+    from rlzmq.telemetry.brokers import Rates, find_broker
+
     address, join = find_broker(options.where)
     rates = Rates()
     num_updates = 0
@@ -147,3 +151,60 @@ class _Screen:
         # Long lines are cut in a narrow window.
         text = Text("\n".join(lines), no_wrap=True, overflow="ellipsis")
         self._live.update(text, refresh=True)
+
+
+_PY_SPY_S = 20.0
+
+
+@dataclass
+class StacksOptions:
+    """Options of ``rlzmq stacks``."""
+
+    run: tyro.conf.Positional[Path]
+    """The run directory."""
+
+
+@command(
+    StacksOptions,
+    usage="rlzmq stacks RUN",
+    description="Show the stacks of all threads of a run's driver, broker, runners and learners on this machine: "
+    "by py-spy where it is installed and permitted, else written by the processes themselves.",
+)
+def stacks(options: StacksOptions) -> int:
+    from rlzmq.telemetry.runs import Run
+
+    found = Run.open(options.run)
+    host, pid = found.facts.get("host"), found.facts.get("pid")
+    if host != platform.node():
+        raise ConfigurationError(f"{options.run}: its driver ran on {host}; run rlzmq stacks there.")
+    if found.state != "running" or not isinstance(pid, int):
+        raise ConfigurationError(f"{options.run}: its driver has ended: there are no stacks.")
+    py_spy = shutil.which("py-spy") or shutil.which("py-spy", path=str(Path(sys.executable).parent))
+    for process in (pid, *descendants(pid)):
+        channel = find_stack_channel(process)
+        if channel is None:  # e.g. the fork server, a tracker, an environment's process, or a script
+            continue
+        role, file = channel
+        print(printable(f"=== {role} (pid {process})"))
+        stacks = _by_py_spy(py_spy, process) if py_spy else ""
+        try:
+            stacks = stacks or read_stacks(process, file)
+        except OSError:
+            stacks = "it has ended\n"
+        print(printable(stacks.rstrip() or "no answer: it is stopped, or swapped out", keep="\n"), end="\n\n")
+    return 0
+
+
+def _by_py_spy(py_spy: str, pid: int) -> str:
+    """Return py-spy's stacks; "" if py-spy may not read the process."""
+    try:
+        done = subprocess.run(
+            [py_spy, "dump", "--pid", str(pid)],
+            capture_output=True,
+            text=True,
+            timeout=_PY_SPY_S,
+            check=False,
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+    return done.stdout if done.returncode == 0 else ""
