@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import functools
 import importlib
 import operator
@@ -15,7 +14,7 @@ import tyro
 from rlzmq.algorithms.registry import ALGORITHMS, get_config_class
 from rlzmq.cli.main import COMMANDS
 from rlzmq.cli.options import options_type
-from rlzmq.cli.parsing import command, tyro_config
+from rlzmq.cli.parsing import command, tyro_config, with_field_help
 from rlzmq.cli.train import TrainOptions
 from rlzmq.cli.tune import AlgorithmOptions
 
@@ -49,22 +48,19 @@ def _kind_of(name: str) -> Any:
     """Return the class of a command's options; of several forms, their union."""
     if name in ("train", "tune"):
         base = TrainOptions if name == "train" else AlgorithmOptions
-        return _one_of({each: options_type(get_config_class(each), "Options", base) for each in ALGORITHMS})
+        kinds = {each: options_type(get_config_class(each), "Options", base) for each in ALGORITHMS}
+        return _one_of({each: with_field_help(kind, None) for each, kind in kinds.items()})
     module, _, function = COMMANDS[name][0].partition(":")
     loaded = importlib.import_module(module)
     kind = getattr(getattr(loaded, function), "kind", None)
-    if kind is not None:
-        return kind
     kinds = {
-        key.removesuffix("Options").lower(): kind
-        for key, kind in vars(loaded).items()
+        key.removesuffix("Options").lower(): each
+        for key, each in vars(loaded).items()
         if key.endswith("Options")
     }
-    return (
-        _one_of(kinds)
-        if len(kinds) > 1
-        else next(iter(kinds.values()), dataclasses.make_dataclass("Options", []))
-    )
+    if kind is None and len(kinds) > 1:
+        return _one_of({key: with_field_help(each, None) for key, each in kinds.items()})
+    return with_field_help(kind or next(iter(kinds.values())), None)
 
 
 def _one_of(kinds: dict[str, Any]) -> Any:

@@ -21,7 +21,7 @@ from typing import Annotated, Any, TypeVar
 from rlzmq.core.errors import ConfigurationError
 from rlzmq.core.synonyms import instead_of_flag
 
-__all__ = ["OptionsExit", "command", "flag_of", "import_first", "parse", "tyro_config"]
+__all__ = ["OptionsExit", "command", "flag_of", "import_first", "parse", "tyro_config", "with_field_help"]
 
 _Options = TypeVar("_Options")
 
@@ -65,7 +65,7 @@ def parse(
     words = usage.partition(" --")[0].partition(" [")[0].split()
     prog = " ".join(word for word in words if word.islower())
     helps = {"-h", "--help", *(["--help-all"] if usual is not None else [])} & set(arguments)
-    shown = _with_field_help(kind, usual if helps and "--help-all" not in helps else None)
+    shown = with_field_help(kind, usual if helps and "--help-all" not in helps else None)
     if not helps:
         complaint = io.StringIO()
         try:
@@ -193,7 +193,7 @@ def flag_of(name: str) -> str:
     return "--" + name.rstrip("_").replace("_", "-")
 
 
-def _with_field_help(kind: Any, usual: Collection[str] | None) -> Any:
+def with_field_help(kind: Any, usual: Collection[str] | None) -> Any:
     """Return `kind` with the docstring under each field as its help, without tyro's note on defaults.
 
     Fields that are not `usual` are left out of the help.

@@ -36,7 +36,7 @@ def script(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ("rlzmq train", set(ALGORITHMS)),
         ("rlzmq train ppo", {"--env", "--num-env-runners", "--env-runners", "--clip-param", "--resume"}),
         ("rlzmq evaluate", {"--episodes", "--video", "--env", "--import"}),
-        ("rlzmq completion", {"bash", "zsh"}),
+        ("rlzmq launch", {"logs", "stop"}),
     ],
 )
 def test_bash_completes_commands_algorithms_and_flags(words: str, offered: set[str], script: Path) -> None:

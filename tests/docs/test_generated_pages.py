@@ -7,7 +7,7 @@ import pytest
 
 import rlzmq
 from rlzmq.algorithms.registry import ALGORITHMS, get_config_class
-from rlzmq.cli.main import _COMMANDS
+from rlzmq.cli.main import COMMANDS
 from rlzmq.config.settings import settings_of
 
 pytest.importorskip("sphinx", reason="the docs group is not installed")
@@ -47,7 +47,7 @@ def test_what_to_do_instead_of_a_setting_of_rllib_is_on_the_page_of_its_algorith
 
 def test_every_command_is_in_the_reference_with_its_help() -> None:
     pages = generated_pages.command_pages()
-    assert set(pages) == {f"reference/commands/{command}.md" for command in _COMMANDS}
+    assert set(pages) == {f"reference/commands/{command}.md" for command in COMMANDS}
     assert [page for page, text in pages.items() if "usage: rlzmq" not in text] == []
     assert "--train-batch-size-per-learner" in pages["reference/commands/train.md"]
 
