@@ -12,7 +12,7 @@ from fsspec.registry import known_implementations
 
 import rlzmq
 from rlzmq.algorithms import ALGORITHMS
-from rlzmq.cli.main import _COMMANDS, main
+from rlzmq.cli.main import COMMANDS, main
 from rlzmq.core.cloud_path import _DRIVERS
 from rlzmq.envs import wrappers as environments
 from scripts.code_figures import facts, modules
@@ -100,7 +100,7 @@ def test_commands_and_flags_that_are_named_exist(capsys: pytest.CaptureFixture[s
         typed = re.findall(r"(?:^|\| )(rlzmq [a-z][^`\n#]*)", fenced, re.MULTILINE)
         for line in [*typed, *re.findall(r"`(rlzmq [a-z][^`\n]*)`", text)]:
             command = line.split()[1].rstrip(".,:;)")
-            if command not in _COMMANDS:
+            if command not in COMMANDS:
                 wrong.append(f"{page}: {line}")
                 continue
             asked = [command, "--help"]
