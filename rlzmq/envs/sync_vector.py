@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from rlzmq.core.errors import EnvError
 from rlzmq.core.tree import tree_leaves, tree_map
 from rlzmq.envs.observation_check import misfit
-from rlzmq.episodes.step_values import REWARD_TYPES, as_flag, as_info, as_reward
+from rlzmq.episodes.step_values import FLAG_TYPES, REWARD_TYPES, as_flag, as_info, as_reward
 
 __all__ = ["ActionHistory", "LeanSyncVectorEnv", "Recover", "SparseStep", "Way"]
 
@@ -247,8 +247,8 @@ class LeanSyncVectorEnv(SyncVectorEnv):
                         latest[index], reward, is_terminated, is_truncated, info = env.step(action)
                         rewards[index] = reward if type(reward) in REWARD_TYPES else as_reward(reward)
                         if is_terminated or is_truncated:
-                            terminated[index] = as_flag(is_terminated)
-                            truncated[index] = as_flag(is_truncated)
+                            for flags, flag in ((terminated, is_terminated), (truncated, is_truncated)):
+                                flags[index] = flag if type(flag) in FLAG_TYPES else as_flag(flag)
                             needs_reset[index] = True
                     if info:
                         infos[index] = info

@@ -6,8 +6,9 @@ A chunk with such a value in its observations, step columns, lookback or initial
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from itertools import repeat
 from typing import Any
 
 import numpy as np
@@ -82,12 +83,22 @@ def find_bad_values(batch: EpisodeBatch) -> BadValues | None:
 
     Lookback parts are included, since connectors read them.
     """
-    marked = [(part, marks) for part in batch.agent_batches if (marks := _marks(part)) is not None]
-    values = [value for part, marks in marked for value in _values_of(batch, part, marks)]
-    found = [_num_bad(part, marks) for part, marks in marked]
-    if not values:
-        return None  # all of them are in slots that belong to no chunk
-    return BadValues(values, sum(num for num, _ in found) or sum(num for _, num in found))
+    values: list[BadValue] = []
+    num_of_env = num_of_module = 0
+    for part in batch.agent_batches:
+        columns = dict(part.columns)
+        if part.initial_state is not None:
+            columns[_INITIAL_STATE] = part.initial_state
+        for name, column in columns.items():
+            leaves = (column,) if isinstance(column, np.ndarray) else tree_leaves(column)
+            if not all(map(_all_usable, repeat(name), leaves)):
+                marks = _marks(part, columns)
+                values += _values_of(batch, part, marks)
+                own = _num_bad(part, marks)
+                num_of_env, num_of_module = num_of_env + own[0], num_of_module + own[1]
+                break
+    # Without `values`, all of them are in slots that belong to no chunk.
+    return BadValues(values, num_of_env or num_of_module) if values else None
 
 
 @dataclass(slots=True)
@@ -117,22 +128,11 @@ class _Marks:
     leaves: list[_Leaf] = field(default_factory=list)
 
 
-def _marks(batch: EpisodeBatch) -> _Marks | None:
-    columns = batch.columns
-    if batch.initial_state is not None:
-        columns = {**columns, _INITIAL_STATE: batch.initial_state}
-    suspects = [
-        name
-        for name, column in columns.items()
-        for leaf in ((column,) if isinstance(column, np.ndarray) else tree_leaves(column))
-        if not _all_usable(name, leaf)
-    ]
-    if not suspects:
-        return None
+def _marks(batch: EpisodeBatch, columns: Mapping[str, Any]) -> _Marks:
     bad = [
         (name, path, leaf)
-        for name in dict.fromkeys(suspects)
-        for path, leaf in zip(*optree.tree_flatten_with_path(columns[name])[:2], strict=True)
+        for name, column in columns.items()
+        for path, leaf in zip(*optree.tree_flatten_with_path(column)[:2], strict=True)
         if not _all_usable(name, leaf)
     ]
     ones = np.ones(batch.num_slots, np.bool_)

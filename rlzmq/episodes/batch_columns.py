@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Callable, Sequence
+from itertools import chain
 from typing import Any, Self
 
 import gymnasium as gym
@@ -130,23 +131,12 @@ class BatchColumns(list[Any]):
         self.agent_to_module_mapping_fn = agent_to_module_mapping_fn
         self._is_ordinary = False
         self._tracked = {}
-        of_chunks = (
-            self.start, self.length, self.lookback, self.t_started, self.terminated, self.truncated,
-            self.env_index, self.duration_s, self.episode_ids, agent_ids, module_ids, multi_agent_episode_ids,
-            self.episode, self.order,
-        )  # fmt: skip
-        given = [values for values in of_chunks if values is not None]
-        if list(map(len, given)).count(num_chunks) != len(given):
-            raise self._differing_lengths()
-
-    def _differing_lengths(self) -> ValueError:
-        num_chunks = len(self.start)
-        name, num = next(
-            (name, len(values))
-            for name in (*TABLE, "duration_s", *ID_LISTS, "episode", "order")
-            if (values := getattr(self, name)) is not None and len(values) != num_chunks
-        )
-        return ValueError(f"EpisodeBatch.{name}: expected {num_chunks} values, one per chunk, got {num}.")
+        for name in (*_ARRAYS, *ID_LISTS):
+            values = getattr(self, name)
+            if values is not None and len(values) != num_chunks:
+                raise ValueError(
+                    f"EpisodeBatch.{name}: expected {num_chunks} values, one per chunk, got {len(values)}."
+                )
 
     # -- facts ----------------------------------------------------------------------------------------
 
@@ -419,42 +409,49 @@ class BatchColumns(list[Any]):
         first = batches[0]
         if len({batch.groups is None for batch in batches}) > 1:
             raise ValueError("expected batches of one agent or batches of several agents, got both.")
-        fields: dict[str, Any] = {name: [getattr(batch, name) for batch in batches] for name in _OF_CHUNKS}
-        for name in _ARRAYS:
-            values = fields[name]
-            fields[name] = None if any(value is None for value in values) else np.concatenate(values)
-        for name in ID_LISTS:
-            lists = zip(fields[name], batches, strict=True)
-            fields[name] = (
-                None
-                if fields[name].count(None) == len(batches)
-                else [id_ for ids, batch in lists for id_ in ids or [None] * len(batch)]
-            )
-        shared = all(batch.columns is first.columns for batch in batches)
+        is_shared = {id(batch.columns) for batch in batches} == {id(first.columns)}
+        fields: dict[str, Any] = {"infos": {}, "custom_data": {}, "leftovers": {}}
+        for name in (*_ARRAYS, *ID_LISTS, "initial_state", "observation_space", "action_space"):
+            values = [getattr(batch, name) for batch in batches]
+            known = [value for value in values if value is not None]
+            if name in ("observation_space", "action_space"):
+                fields[name] = common_space(known) if first.groups is None else values[0]
+            elif known and name in ID_LISTS:
+                lists = [ids or [None] * len(batch) for ids, batch in zip(values, batches, strict=True)]
+                fields[name] = list(chain.from_iterable(lists))
+            else:
+                fields[name] = concatenated(known) if len(known) == len(batches) else None
         num_slots = num_chunks = 0
         groups: list[Self] = []
-        fields |= {"custom_data": {}, "leftovers": {}, "infos": {}}
         for batch in batches:
             fields["start"][num_chunks : num_chunks + len(batch)] += num_slots
-            fields["infos"].update((slot + num_slots, info) for slot, info in batch.infos.items())
-            for name in ("custom_data", "leftovers"):
-                fields[name].update((c + num_chunks, data) for c, data in getattr(batch, name).items())
+            for name, offset in (
+                ("infos", num_slots),
+                ("custom_data", num_chunks),
+                ("leftovers", num_chunks),
+            ):
+                fields[name].update((place + offset, of) for place, of in getattr(batch, name).items())
             for group in batch.groups or ():
                 groups.append(cls(**{**group._fields(), "episode": group.links[0] + num_chunks}))
             num_chunks += len(batch)
-            num_slots += 0 if shared else batch.num_slots
+            num_slots += 0 if is_shared else batch.num_slots
+        columns, names = first.columns, first.columns.keys()
+        for i, batch in enumerate(batches):
+            if batch.columns.keys() != names:
+                raise ValueError(
+                    f"batch {i}: expected the columns {sorted(names)}, got {sorted(batch.columns)}."
+                )
         if first.env_ts is not None:
-            fields["env_ts"] = (
-                first.env_ts if shared else np.concatenate([batch.links[2] for batch in batches])
-            )
-        states = [batch.initial_state for batch in batches]
-        for name in ("observation_space", "action_space"):
-            spaces = [getattr(batch, name) for batch in batches]
-            fields[name] = spaces[0] if groups else common_space(spaces)
+            parts = [batch.links[2] for batch in batches]
+            fields["env_ts"] = first.env_ts if is_shared else concatenated(parts)
+        try:
+            for name in () if is_shared else names:
+                columns = {**columns, name: concatenated([batch.columns[name] for batch in batches])}
+        except (ValueError, TypeError) as error:
+            raise ValueError(f"column {name!r} of the batches does not fit together: {error}") from error
         return cls(
-            first.columns if shared else _concatenated_columns(batches),
+            columns,
             **fields,
-            initial_state=None if any(state is None for state in states) else concatenated(states),
             groups=None if first.groups is None else groups,
             agent_to_module_mapping_fn=first.agent_to_module_mapping_fn,
         )
@@ -487,10 +484,7 @@ class BatchColumns(list[Any]):
         slots = ragged_arange(begins, counts)
         whole = batch.lookback + batch.length + 1
         batch.start = np.cumsum(whole) - whole + batch.lookback
-        batch.columns = {
-            name: tree_map(lambda leaf: leaf.take(slots, axis=0), column)
-            for name, column in self.columns.items()
-        }
+        batch.columns = {name: tree_rows(column, slots) for name, column in self.columns.items()}
         if self.env_ts is not None:
             batch.env_ts = self.env_ts[slots]
         if self.infos:
@@ -562,24 +556,12 @@ class BatchColumns(list[Any]):
         return result
 
 
-def common_space(spaces: list[gym.Space[Any] | None]) -> gym.Space[Any] | None:
-    """Return the common space of all that have one; None if they differ."""
-    known = [space for space in spaces if space is not None]
-    return known[0] if known and all(space is known[0] or space == known[0] for space in known) else None
-
-
-def _concatenated_columns(batches: Sequence[BatchColumns]) -> dict[str, Any]:
-    names = batches[0].columns.keys()
-    columns = {}
-    for i, batch in enumerate(batches):
-        if batch.columns.keys() != names:
-            raise ValueError(f"batch {i}: expected the columns {sorted(names)}, got {sorted(batch.columns)}.")
-    for name in names:
-        try:
-            columns[name] = concatenated([batch.columns[name] for batch in batches])
-        except (ValueError, TypeError) as error:
-            raise ValueError(f"column {name!r} of the batches does not fit together: {error}") from error
-    return columns
+def common_space(spaces: Sequence[gym.Space[Any]]) -> gym.Space[Any] | None:
+    """Return the space that all these are; None if they differ, or there is none."""
+    for space in spaces:
+        if space is not spaces[0] and space != spaces[0]:
+            return None
+    return spaces[0] if spaces else None
 
 
 def concatenated(parts: list[Any]) -> Any:

@@ -94,8 +94,12 @@ def _of_one_agent(cls: type[B], episodes: list[SingleAgentEpisode]) -> B:
             i: dict(episode.custom_data) for i, episode in enumerate(episodes) if episode.custom_data
         },
         duration_s=[episode.get_duration_s() for episode in episodes],
-        observation_space=common_space([episode.observation_space for episode in episodes]),
-        action_space=common_space([episode.action_space for episode in episodes]),
+        observation_space=common_space(
+            [episode.observation_space for episode in episodes if episode.observation_space is not None]
+        ),
+        action_space=common_space(
+            [episode.action_space for episode in episodes if episode.action_space is not None]
+        ),
     )
 
 

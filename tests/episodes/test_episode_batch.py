@@ -416,7 +416,7 @@ def test_batches_can_be_pickled_and_copied() -> None:
 
 def test_tables_that_do_not_fit_are_refused() -> None:
     batch = runner_batch()
-    with pytest.raises(ValueError, match=r"EpisodeBatch\.length: expected 2 values, one per chunk, got 1"):
+    with pytest.raises(ValueError, match=r"EpisodeBatch\.start: expected 1 values, one per chunk, got 2"):
         EpisodeBatch(batch.columns, start=[0, 1], length=[1])
     for change in ({"start": [33]}, {"length": [33]}, {"length": [-1]}, {"lookback": [1]}, {"start": [32]}):
         table = {"start": [0], "length": [1], "lookback": [0], **change}
