@@ -228,9 +228,9 @@ class DriverLink(PeerLink):
         self.give_up_reports()
         self.do(self.core.reset(generation, next_update))
 
-    def handle(self, event: object) -> None:
-        """Pass an event to the core; write traced stages of other hosts, and answer them."""
-        if isinstance(event, Received) and isinstance(event.message, TraceEvents):
+    def handle(self, event: Received) -> None:
+        """Pass a message to the core; write traced stages of other hosts, and answer them."""
+        if isinstance(event.message, TraceEvents):
             self._traces_others = True
             try:
                 self.do([Send(b"", add_to_trace(event.message, event.payload))])

@@ -9,15 +9,14 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from rlzmq.protocol.events import Instruction, Leave, Received, Report, Send, Tell, Tick
-from rlzmq.protocol.peer_core import PeerCore, PeerTimers
+from rlzmq.protocol.events import Instruction, Received, Report, Send, Tell
+from rlzmq.protocol.peer_core import PeerCore, PeerTimers, unless_stopped
 from rlzmq.wire.codec import Buffer, FragmentId, MalformedFrameError
 from rlzmq.wire.fragment_message import FragmentRange, pack_ranges, unpack_blobs, unpack_ranges
 from rlzmq.wire.messages import (
     Config,
     ConnectorState,
     DriverState,
-    Goodbye,
     Hello,
     Notice,
     OpenUpdate,
@@ -126,14 +125,14 @@ class DriverCore(PeerCore):
 
     # ------------------------------------------------------------------ events
 
-    def handle(self, event: Received | Leave | Tick, now: float) -> list[Instruction]:
-        """Process one event and return the resulting instructions."""
-        if self.is_stopped:
-            return []
-        if isinstance(event, Leave):
-            return [Send(b"", Goodbye(event.reason)), *self._stop("left", event.reason)]
-        if isinstance(event, Tick):
-            return self._tick_peer(now)
+    @unless_stopped
+    def tick(self, now: float) -> list[Instruction]:
+        """See `PeerCore.tick`."""
+        return self._tick_peer(now)
+
+    @unless_stopped
+    def handle(self, event: Received, now: float) -> list[Instruction]:
+        """Process a message of the broker."""
         instructions = self._handle_peer(event, now)
         if instructions is not None:
             return instructions

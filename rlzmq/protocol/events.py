@@ -1,51 +1,42 @@
-"""Events and instructions: inputs and outputs of the protocol cores, as plain data.
+"""What the protocol cores take from the network, and their instructions to their roles.
 
-A core performs no I/O. Its role converts sockets, threads and timers to events, and instructions to sends and calls.
-Time is passed as ``now``, in seconds of a monotonic clock.
+A core performs no I/O. Whatever arrives is a message (`rlzmq.wire.messages`), which the core takes as it is; what a
+role does by itself (a lease was sampled, a shard was decoded, time has passed) is a method of its core. Both return
+instructions, to be performed in order. Time is passed as ``now``, in seconds of a monotonic clock.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import Any, TypeAlias
+from dataclasses import dataclass
+from typing import TypeAlias
 
 from rlzmq.protocol.weights import Publication
 from rlzmq.wire.codec import Buffer, FragmentId, WireMessage
-from rlzmq.wire.messages import Notice, Progress, SnapshotRequest, UpdateReport, encode_message
+from rlzmq.wire.messages import Notice, Progress, UpdateReport, encode_message
 
 __all__ = [
     "ApplyConnectorState",
     "ApplyWeights",
     "DecodeShard",
     "DropShards",
-    "FragmentSampled",
-    "GroupFormed",
     "Instruction",
-    "LeaseFailed",
-    "Leave",
     "Malformed",
-    "NewWeights",
     "Overrun",
     "PeerLost",
     "Publish",
     "Quarantine",
     "Received",
-    "ReceivedWeights",
     "Report",
     "RunUpdate",
     "Send",
-    "ShardDecoded",
-    "ShardFailed",
     "StartLease",
     "Stop",
     "Tell",
     "Tick",
-    "UpdateTrained",
-    "WeightsWanted",
 ]
 
-# ------------------------------------------------------------------ events, any core
+# ------------------------------------------------------------------ events
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,129 +88,6 @@ class Tick:
     """Time has passed: check the timers."""
 
 
-@dataclass(frozen=True, slots=True)
-class Leave:
-    """Stop taking work, deliver finished work, then send GOODBYE."""
-
-    reason: str = "leaving"
-
-
-# ------------------------------------------------------------------ events, runner
-
-
-@dataclass(frozen=True, slots=True)
-class ReceivedWeights:
-    """A publication arrived on the SUB socket (or its body was fetched from its location)."""
-
-    frame: Buffer
-
-
-@dataclass(frozen=True, slots=True)
-class WeightsWanted:
-    """A runner of the same host requests weights that only the broker has."""
-
-    request: SnapshotRequest
-
-
-@dataclass(frozen=True, slots=True)
-class FragmentSampled:
-    """The started lease was sampled.
-
-    Attributes:
-        generation, weights_version: The oldest weights used.
-        batch, arrays: Result of ``EpisodeBatch.to_wire()``. The arrays are kept, not copied, until the fragment is
-            committed: never write to them again.
-        meta: Any packable value: metrics, connector delta.
-        env_steps: Env steps of each environment, in order, if the lease asks for them.
-    """
-
-    lease_id: int
-    num_env_steps: int
-    generation: int
-    weights_version: int
-    connector_version: int = -1
-    batch: dict[str, Any] = field(default_factory=dict)
-    arrays: Sequence[Any] = ()
-    meta: Any = None
-    env_steps: tuple[int, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class LeaseFailed:
-    """The started lease could not be sampled. Its steps are leased to another runner."""
-
-    lease_id: int
-    reason: str
-
-
-# ------------------------------------------------------------------ events, learner
-
-
-@dataclass(frozen=True, slots=True)
-class GroupFormed:
-    """The process group was formed (again), with this rank's place and the state that all ranks share.
-
-    Attributes:
-        next_update: First update that this state has not trained; equal on all ranks.
-        memory: `LearnerCore.export_memory` of the rank whose state all ranks adopted, broadcast with the state; b""
-            for a new run or after a checkpoint was restored.
-        begins_lineage: Whether a checkpoint was restored instead of the previous generation's state. The driver then
-            sends RESET with this generation to the broker.
-    """
-
-    generation: int
-    rank: int
-    num_ranks: int
-    next_update: int
-    memory: Buffer = b""
-    begins_lineage: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class ShardDecoded:
-    """A DecodeShard succeeded and its data can be trained."""
-
-    update_id: int
-    attempt: int
-    index: int
-
-
-@dataclass(frozen=True, slots=True)
-class ShardFailed:
-    """A DecodeShard failed: this fragment must not be trained."""
-
-    update_id: int
-    attempt: int
-    index: int
-    reason: str
-    detail: str
-
-
-@dataclass(frozen=True, slots=True)
-class UpdateTrained:
-    """A RunUpdate ended: the group applied the update, or all ranks skipped it.
-
-    Attributes:
-        num_trained_steps: Number of steps that went through the loss (replayed ones count once per use).
-        results: One `values.pack_blob` frame.
-    """
-
-    update_id: int
-    attempt: int
-    trained: bool
-    num_trained_steps: int
-    results: Buffer = b""
-
-
-@dataclass(frozen=True, slots=True)
-class NewWeights:
-    """Rank 0 has taken a snapshot of its weights: a sealed publication frame."""
-
-    generation: int
-    version: int
-    frame: Buffer
-
-
 # ------------------------------------------------------------------ instructions
 
 
@@ -263,7 +131,7 @@ class Quarantine:
 class StartLease:
     """Sample `num_vector_steps`, or fewer if `max_s` (0: no limit) is reached.
 
-    Answer with FragmentSampled or LeaseFailed. Only one lease is started at a time.
+    Answer with `RunnerCore.sampled` or `lease_failed`. Only one lease is started at a time.
     """
 
     lease_id: int
@@ -296,7 +164,7 @@ class ApplyConnectorState:
 class DecodeShard:
     """Decode and check a fragment (`fragment_message.decode_fragment`), and cut out the range.
 
-    Keep it under (update_id, attempt, index). Answer with ShardDecoded or ShardFailed.
+    Keep it under (update_id, attempt, index). Answer with `LearnerCore.shard_decoded` or `shard_failed`.
     """
 
     update_id: int
@@ -310,7 +178,10 @@ class DecodeShard:
 
 @dataclass(frozen=True, slots=True)
 class RunUpdate:
-    """Train on the decoded shards of (update_id, attempt), in the order of index. Answer with UpdateTrained."""
+    """Train on the decoded shards of (update_id, attempt), in the order of index.
+
+    Answer with `LearnerCore.update_trained`.
+    """
 
     update_id: int
     attempt: int

@@ -2,7 +2,7 @@
 
 ```
    SHARD_PLAN, SHARD… ─► DecodeShard ─► all decoded ─► SHARD_READY ─► TRAIN ─► RunUpdate, in order
-   UpdateTrained ─► UPDATE_DONE until UPDATE_COMMITTED;  rank 0: NewWeights ─► WEIGHTS
+   update_trained ─► UPDATE_DONE until UPDATE_COMMITTED;  rank 0: new_weights ─► WEIGHTS
 ```
 
 Guarantees: RunUpdate is returned only for update ``next_update``, once per update and generation, after every rank has
@@ -15,28 +15,12 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from dataclasses import dataclass, field, replace
-from typing import TypeAlias
 
-from rlzmq.protocol.events import (
-    DecodeShard,
-    DropShards,
-    GroupFormed,
-    Instruction,
-    Leave,
-    NewWeights,
-    Received,
-    RunUpdate,
-    Send,
-    ShardDecoded,
-    ShardFailed,
-    Tick,
-    UpdateTrained,
-)
-from rlzmq.protocol.peer_core import PeerCore, PeerTimers
+from rlzmq.protocol.events import DecodeShard, DropShards, Instruction, Received, RunUpdate, Send
+from rlzmq.protocol.peer_core import PeerCore, PeerTimers, unless_stopped
 from rlzmq.wire.codec import Buffer, FragmentId, from_header, to_header
 from rlzmq.wire.fragment_message import FragmentRange, pack_ranges, unpack_ranges
 from rlzmq.wire.messages import (
-    Goodbye,
     Hello,
     LearnerState,
     Refused,
@@ -55,7 +39,6 @@ from rlzmq.wire.values import pack_blob, unpack_blob
 __all__ = [
     "Done",
     "LearnerCore",
-    "LearnerEvent",
     "LearnerMemory",
 ]
 
@@ -158,13 +141,8 @@ class _HeldShard:
         return self.num_fragments >= 0 and len(self.decoded) == self.num_fragments
 
 
-LearnerEvent: TypeAlias = (
-    Received | GroupFormed | ShardDecoded | ShardFailed | UpdateTrained | NewWeights | Leave | Tick
-)
-
-
 class LearnerCore(PeerCore):
-    """A learner rank's state machine. Nothing is sent before the first GroupFormed.
+    """A learner rank's state machine. Nothing is sent before the first `form_group`.
 
     Args:
         run_id, name, uuid: See `messages.Hello`.
@@ -197,7 +175,7 @@ class LearnerCore(PeerCore):
         self._held: dict[int, _HeldShard] = {}
         self._running: int | None = None
         self._memory = LearnerMemory()
-        self._weights: NewWeights | None = None
+        self._weights: tuple[Weights, Buffer] | None = None
 
     # ------------------------------------------------------------------ facts
 
@@ -223,61 +201,124 @@ class LearnerCore(PeerCore):
 
     # ------------------------------------------------------------------ events
 
-    def handle(self, event: LearnerEvent, now: float) -> list[Instruction]:
-        """Process one event and return the resulting instructions."""
-        if self.is_stopped:
+    @unless_stopped
+    def handle(self, event: Received, now: float) -> list[Instruction]:
+        """Process a message of the broker."""
+        refused = event.message if isinstance(event.message, Refused) else None
+        is_past = self.is_forming or (refused and refused.generation < self.generation)
+        if refused and refused.reason == "fenced" and is_past:
+            return []  # it answers a HELLO sent before the group was re-formed
+        instructions = self._handle_peer(event, now)
+        if instructions is None:
+            instructions = self._on_message(event, now)
+        return instructions + self._advance(now)
+
+    @unless_stopped
+    def shard_decoded(self, update_id: int, attempt: int, index: int, now: float) -> list[Instruction]:
+        """Note that the data of a DecodeShard can be trained."""
+        held = self._matching(update_id, attempt)
+        if held is not None and index in held.shards:
+            held.decoded.add(index)
+        return self._advance(now)
+
+    @unless_stopped
+    def shard_failed(
+        self, update_id: int, attempt: int, index: int, reason: str, detail: str
+    ) -> list[Instruction]:
+        """Refuse the fragment of a DecodeShard: it must not be trained."""
+        held = self._matching(update_id, attempt)
+        if held is None or index not in held.shards:
             return []
-        if isinstance(event, GroupFormed):
-            return self._on_group(event, now)
-        if isinstance(event, Received):
-            refused = event.message if isinstance(event.message, Refused) else None
-            is_past = self.is_forming or (refused and refused.generation < self.generation)
-            if refused and refused.reason == "fenced" and is_past:
-                return []  # it answers a HELLO sent before the group was re-formed
-            instructions = self._handle_peer(event, now)
-            if instructions is None:
-                instructions = self._on_message(event, now)
-            return instructions + self._advance(now)
-        if isinstance(event, ShardDecoded):
-            held = self._matching(event.update_id, event.attempt)
-            if held is not None and event.index in held.shards:
-                held.decoded.add(event.index)
-            return self._advance(now)
-        if isinstance(event, ShardFailed):
-            return self._on_failed(event)
-        if isinstance(event, UpdateTrained):
-            return self._on_trained(event, now) + self._advance(now)
-        if isinstance(event, NewWeights):
-            self._weights = event
-            return self._send_weights()
-        if isinstance(event, Leave):
-            return [Send(b"", Goodbye(event.reason)), *self._stop("left", event.reason)]
-        return self._on_tick(now)
+        # Forget the shard. If the refusal is lost, the broker sends the shard again.
+        shard = held.shards.pop(index)
+        held.decoded.discard(index)
+        refused = ShardRefused(update_id, attempt, self.generation, shard.fragment, reason, detail[:1000])
+        return [Send(b"", refused)]
+
+    @unless_stopped
+    def update_trained(
+        self,
+        update_id: int,
+        attempt: int,
+        trained: bool,
+        num_trained_steps: int,
+        results: Buffer,
+        now: float,
+    ) -> list[Instruction]:
+        """Confirm the update of a RunUpdate: the group applied it, or all ranks skipped it.
+
+        Args:
+            update_id, attempt: Those of the RunUpdate.
+            trained: Whether it was applied.
+            num_trained_steps: Number of steps that went through the loss (replayed ones count once per use).
+            results: One `values.pack_blob` frame.
+            now: Current time in seconds.
+        """
+        held = self._matching(update_id, attempt)
+        if held is None or self._running != update_id:
+            return self._advance(now)  # it is from an earlier generation, whose state was replaced
+        del self._held[update_id]
+        self._running = None
+        self.next_update = update_id + 1
+        self._memory.note_trained(held.train_ranges)
+        done = UpdateDone(
+            update_id, attempt, self.generation, self.rank, self.num_ranks, trained, num_trained_steps
+        )
+        payload = (results, *held.train_ranges)
+        self._memory.done[update_id] = Done(done, payload, now)
+        return [Send(b"", done, payload), *self._advance(now)]
+
+    @unless_stopped
+    def new_weights(self, generation: int, version: int, frame: Buffer) -> list[Instruction]:
+        """Publish rank 0's newest weights, a sealed publication frame."""
+        self._weights = (Weights(generation, version), frame)
+        return self._send_weights()
 
     def export_memory(self) -> bytes:
         """Return this rank's memory of trained updates, packed.
 
         Ranks that adopt this rank's state need it together with the parameters and the optimizer state
-        (`GroupFormed.memory`).
+        (`form_group`).
         """
         return self._memory.pack(self.lineage)
 
-    def _on_group(self, event: GroupFormed, now: float) -> list[Instruction]:
-        """Begin a new generation. Updates that the group's state has not trained are discarded."""
-        if event.generation <= self.generation:
-            raise ValueError(f"generation {event.generation} is not above {self.generation}")
-        dropped = self._drop_at_hand(event.next_update)
+    @unless_stopped
+    def form_group(
+        self,
+        generation: int,
+        rank: int,
+        num_ranks: int,
+        next_update: int,
+        now: float,
+        *,
+        memory: Buffer = b"",
+        begins_lineage: bool = False,
+    ) -> list[Instruction]:
+        """Begin a new generation. Updates that the group's state has not trained are discarded.
+
+        Args:
+            generation, rank, num_ranks: The generation, this rank's place and the group's size.
+            next_update: First update that the state has not trained which all ranks share.
+            now: Current time in seconds.
+            memory: `export_memory` of the rank whose state all ranks adopted, broadcast with the state; b"" for a new
+                run or after a checkpoint was restored.
+            begins_lineage: Whether a checkpoint was restored instead of the previous generation's state. The driver
+                then sends RESET with this generation to the broker.
+        """
+        if generation <= self.generation:
+            raise ValueError(f"generation {generation} is not above {self.generation}")
+        dropped = self._drop_at_hand(next_update)
         self.is_forming = False
-        self.generation, self.rank, self.num_ranks = event.generation, event.rank, event.num_ranks
-        if event.memory:
-            self.lineage = self._memory.add(event.memory)
-        if event.begins_lineage:
-            self.lineage = event.generation
-        for update_id in [u for u in self._memory.done if u >= event.next_update]:
+        self.generation, self.rank, self.num_ranks = generation, rank, num_ranks
+        if memory:
+            self.lineage = self._memory.add(memory)
+        if begins_lineage:
+            self.lineage = generation
+        for update_id in [u for u in self._memory.done if u >= next_update]:
             del self._memory.done[update_id]  # its step did not survive
         for done in self._memory.done.values():
-            done.message = replace(done.message, generation=event.generation, rank=event.rank)
-        self.next_update = event.next_update
+            done.message = replace(done.message, generation=generation, rank=rank)
+        self.next_update = next_update
         self._running = None
         return [*dropped, *self.start(now)]
 
@@ -289,7 +330,7 @@ class LearnerCore(PeerCore):
             self._memory.forget(event.payload)
             return []
         if isinstance(message, SnapshotRequest):
-            newest = self._weights
+            newest = self._weights[0] if self._weights else None
             if newest and (newest.generation, newest.version) > (message.generation, message.version):
                 return self._send_weights()
             return []
@@ -332,45 +373,9 @@ class LearnerCore(PeerCore):
             held.train, held.train_ranges = message, payload
         return []
 
-    def _on_failed(self, event: ShardFailed) -> list[Instruction]:
-        held = self._matching(event.update_id, event.attempt)
-        if held is None or event.index not in held.shards:
-            return []
-        refused = ShardRefused(
-            event.update_id,
-            event.attempt,
-            self.generation,
-            held.shards[event.index].fragment,
-            event.reason,
-            event.detail[:1000],
-        )
-        # Forget the shard. If the refusal is lost, the broker sends the shard again.
-        del held.shards[event.index]
-        held.decoded.discard(event.index)
-        return [Send(b"", refused)]
-
-    def _on_trained(self, event: UpdateTrained, now: float) -> list[Instruction]:
-        held = self._matching(event.update_id, event.attempt)
-        if held is None or self._running != event.update_id:
-            return []  # it is from an earlier generation, whose state was replaced
-        del self._held[event.update_id]
-        self._running = None
-        self.next_update = event.update_id + 1
-        self._memory.note_trained(held.train_ranges)
-        done = UpdateDone(
-            event.update_id,
-            event.attempt,
-            self.generation,
-            self.rank,
-            self.num_ranks,
-            event.trained,
-            event.num_trained_steps,
-        )
-        payload = (event.results, *held.train_ranges)
-        self._memory.done[event.update_id] = Done(done, payload, now)
-        return [Send(b"", done, payload)]
-
-    def _on_tick(self, now: float) -> list[Instruction]:
+    @unless_stopped
+    def tick(self, now: float) -> list[Instruction]:
+        """See `PeerCore.tick`."""
         if self.generation < 0:
             return []
         instructions = self._tick_peer(now)
@@ -457,10 +462,10 @@ class LearnerCore(PeerCore):
         return instructions
 
     def _send_weights(self) -> list[Instruction]:
-        newest = self._weights
-        if newest is None or not self.is_welcome or self.rank != 0 or newest.generation != self.generation:
+        if self._weights is None or not self.is_welcome or self.rank != 0:
             return []
-        return [Send(b"", Weights(newest.generation, newest.version), (newest.frame,))]
+        message, frame = self._weights
+        return [Send(b"", message, (frame,))] if message.generation == self.generation else []
 
     def _hello(self) -> tuple[Hello, tuple[Buffer, ...]]:
         training = {u: item for u, item in self._held.items() if item.train is not None}

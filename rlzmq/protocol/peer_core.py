@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import abc
+import functools
 from collections import OrderedDict
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from rlzmq.core.patience import ANSWER_S, Patience
 from rlzmq.protocol.events import Instruction, Received, Send, Stop
@@ -18,7 +20,23 @@ __all__ = [
     "PeerCore",
     "PeerTimers",
     "Retries",
+    "unless_stopped",
 ]
+
+P = ParamSpec("P")
+Core = TypeVar("Core", bound="PeerCore")
+
+
+def unless_stopped(
+    step: Callable[Concatenate[Core, P], list[Instruction]],
+) -> Callable[Concatenate[Core, P], list[Instruction]]:
+    """Decorate a step of a core: once the core has stopped, it does nothing."""
+
+    @functools.wraps(step)
+    def guarded(core: Core, /, *args: P.args, **kwargs: P.kwargs) -> list[Instruction]:
+        return [] if core.is_stopped else step(core, *args, **kwargs)
+
+    return guarded
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +84,19 @@ class PeerCore(abc.ABC):
         self._hello_at = self._state_at = self._heard_at = float("-inf")
         self._heartbeat_s = float("inf")
         self._silence = Patience(self.timers.broker_silence_s)
+
+    @abc.abstractmethod
+    def handle(self, event: Received, now: float) -> list[Instruction]:
+        """Process a message of the broker."""
+
+    @abc.abstractmethod
+    def tick(self, now: float) -> list[Instruction]:
+        """Check the timers; to be called regularly."""
+
+    @unless_stopped
+    def leave(self, now: float, reason: str = "leaving") -> list[Instruction]:
+        """Take no more work, deliver finished work, and send GOODBYE."""
+        return [Send(b"", Goodbye(reason)), *self._stop("left", reason)]
 
     @abc.abstractmethod
     def _hello(self) -> tuple[Hello, tuple[Buffer, ...]]:

@@ -1,7 +1,7 @@
 """RunnerCore: a runner's side of the protocol: leases in, fragments out, each kept until the broker commits it.
 
 ```
-   LEASE ─► queue ─► weights there? ─► StartLease ─► FragmentSampled ─► FRAGMENT ─► kept until COMMITTED
+   LEASE ─► queue ─► weights there? ─► StartLease ─► sampled ─► FRAGMENT ─► kept until COMMITTED
                         │ no: SNAPSHOT_REQUEST
 ```
 
@@ -13,24 +13,13 @@ change only between leases; every fragment gets one sequence number and is sent 
 from __future__ import annotations
 
 from collections import OrderedDict, deque
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from rlzmq.core.patience import Patience
-from rlzmq.protocol.events import (
-    ApplyConnectorState,
-    ApplyWeights,
-    FragmentSampled,
-    Instruction,
-    LeaseFailed,
-    Leave,
-    Received,
-    ReceivedWeights,
-    Send,
-    StartLease,
-    Tick,
-    WeightsWanted,
-)
-from rlzmq.protocol.peer_core import LARGE_BYTES, PeerCore, PeerTimers
+from rlzmq.protocol.events import ApplyConnectorState, ApplyWeights, Instruction, Received, Send, StartLease
+from rlzmq.protocol.peer_core import LARGE_BYTES, PeerCore, PeerTimers, unless_stopped
 from rlzmq.protocol.weights import WeightsReceiver, open_publication
 from rlzmq.wire.codec import Buffer, FragmentId, Spans, WireError
 from rlzmq.wire.fragment_message import encode_fragment, to_spans
@@ -176,38 +165,113 @@ class RunnerCore(PeerCore):
 
     # ------------------------------------------------------------------ events
 
-    def handle(
-        self,
-        event: Received | ReceivedWeights | WeightsWanted | FragmentSampled | LeaseFailed | Leave | Tick,
-        now: float,
-    ) -> list[Instruction]:
-        """Process one event and return the resulting instructions."""
-        if self.is_stopped:
-            return []
-        if isinstance(event, Received):
-            was_welcome = self.is_welcome
-            instructions = self._handle_peer(event, now)
-            if self.is_welcome and not was_welcome:
-                is_due = not self._has_passed or self.has_undelivered or self.is_waiting_for_weights
-                self._num_returns += is_due
-            if instructions is None:
-                instructions = self._on_message(event, now)
-        elif isinstance(event, ReceivedWeights):
-            self._offer(event.frame, now)
-            instructions = []
-        elif isinstance(event, WeightsWanted):
-            instructions = self._ask(event.request, now)
-        elif isinstance(event, FragmentSampled):
-            instructions = self._on_sampled(event, now)
-        elif isinstance(event, LeaseFailed):
-            instructions = self._on_failed(event)
-        elif isinstance(event, Leave):
-            instructions = self._on_leave(event)
-        else:
-            instructions = self._tick_peer(now) + self._resend(now)
-        return instructions + self._next_lease(now) + self._finish_leaving()
+    @unless_stopped
+    def handle(self, event: Received, now: float) -> list[Instruction]:
+        """Process a message of the broker."""
+        was_welcome = self.is_welcome
+        instructions = self._handle_peer(event, now)
+        if self.is_welcome and not was_welcome:
+            is_due = not self._has_passed or self.has_undelivered or self.is_waiting_for_weights
+            self._num_returns += is_due
+        if instructions is None:
+            self._on_message(event, now)
+        return (instructions or []) + self._go_on(now)
 
-    def _on_message(self, event: Received, now: float) -> list[Instruction]:
+    @unless_stopped
+    def tick(self, now: float) -> list[Instruction]:
+        """See `PeerCore.tick`."""
+        return self._tick_peer(now) + self._resend(now) + self._go_on(now)
+
+    @unless_stopped
+    def take_weights(self, frame: Buffer, now: float) -> list[Instruction]:
+        """Take a publication from the SUB socket, or its body from a neighbor."""
+        self._offer(frame, now)
+        return self._go_on(now)
+
+    @unless_stopped
+    def ask_for(self, request: SnapshotRequest, now: float) -> list[Instruction]:
+        """Request weights that a runner of the same host lacks and only the broker has."""
+        return self._ask(request, now) + self._go_on(now)
+
+    @unless_stopped
+    def sampled(
+        self,
+        lease_id: int,
+        num_env_steps: int,
+        generation: int,
+        weights_version: int,
+        now: float,
+        *,
+        connector_version: int = -1,
+        batch: dict[str, Any] | None = None,
+        arrays: Sequence[Any] = (),
+        meta: Any = None,
+        env_steps: tuple[int, ...] = (),
+    ) -> list[Instruction]:
+        """Send the fragment of the started lease.
+
+        Args:
+            lease_id: The lease.
+            num_env_steps: Its trainable steps.
+            generation, weights_version: The oldest weights used.
+            now: Current time in seconds.
+            connector_version: The connector state used.
+            batch, arrays: Result of ``EpisodeBatch.to_wire()``. The arrays are kept, not copied, until the fragment is
+                committed: never write to them again.
+            meta: Any packable value: metrics, connector delta.
+            env_steps: Env steps of each environment, in order, if the lease asks for them.
+        """
+        if self._current is None or self._current.lease_id != lease_id:
+            raise ValueError(f"lease {lease_id} was sampled, but it was not started")
+        self._current = None
+        self._free_since = now
+        fragment = Fragment(
+            runner=self.uuid,
+            incarnation=self.incarnation,
+            seq=self._next_seq,
+            lease_id=lease_id,
+            num_env_steps=num_env_steps,
+            generation=generation,
+            weights_version=weights_version,
+            connector_version=connector_version,
+            batch=batch or {},
+            env_steps=env_steps,
+            busy_s=now - self._started_at + self._behind_s,
+        )
+        try:
+            frames = tuple(encode_fragment(fragment, arrays, meta))
+        except WireError as error:  # not the fault of a received message, which a link would only refuse
+            raise ValueError(f"A sampled fragment cannot be sent: {error}") from error
+        num_bytes = sum(memoryview(frame).nbytes for frame in frames)
+        self._kept[fragment.seq] = _Kept(
+            fragment, frames, num_bytes, now if self.is_welcome else float("-inf")
+        )
+        self._next_seq += 1
+        self.num_env_steps_sampled += num_env_steps
+        sent: list[Instruction] = [Send(b"", fragment, whole=frames)] if self.is_welcome else []
+        return sent + self._go_on(now)
+
+    @unless_stopped
+    def lease_failed(self, lease_id: int, reason: str, now: float) -> list[Instruction]:
+        """Return the started lease, which could not be sampled. Its steps are leased to another runner."""
+        if self._current is None or self._current.lease_id != lease_id:
+            raise ValueError(f"lease {lease_id} failed, but it was not started")
+        self._current = None
+        return [Send(b"", LeaseReturned(lease_id, reason[:500])), *self._go_on(now)]
+
+    @unless_stopped
+    def leave(self, now: float, reason: str = "leaving") -> list[Instruction]:
+        """Return the queued leases; say GOODBYE once the fragment of the started one is with the broker."""
+        self._leaving = reason
+        returned = [Send(b"", LeaseReturned(lease.lease_id, "leaving")) for lease, _ in self._queue]
+        self._queue.clear()
+        return [*returned, *self._go_on(now)]
+
+    def _go_on(self, now: float) -> list[Instruction]:
+        """Start the next lease, or end if this runner leaves and everything is delivered."""
+        return self._next_lease(now) + self._finish_leaving()
+
+    def _on_message(self, event: Received, now: float) -> None:
         message = event.message
         if isinstance(message, Lease):
             self._mark_accepted(message.accepted)
@@ -229,7 +293,6 @@ class RunnerCore(PeerCore):
             newest = self._new_connector_state
             if message.version > (newest.version if newest else self.connector_version):
                 self._new_connector_state = ApplyConnectorState(message.version, event.payload[0])
-        return []
 
     def _on_new_broker(self, now: float) -> list[Instruction]:
         # Leases of the previous broker are void, except the one being sampled, whose fragment is still accepted.
@@ -242,48 +305,6 @@ class RunnerCore(PeerCore):
             kept.num_sends = 1
             instructions.append(Send(b"", kept.fragment, whole=kept.frames))
         return instructions
-
-    def _on_sampled(self, event: FragmentSampled, now: float) -> list[Instruction]:
-        if self._current is None or self._current.lease_id != event.lease_id:
-            raise ValueError(f"lease {event.lease_id} was sampled, but it was not started")
-        self._current = None
-        self._free_since = now
-        fragment = Fragment(
-            runner=self.uuid,
-            incarnation=self.incarnation,
-            seq=self._next_seq,
-            lease_id=event.lease_id,
-            num_env_steps=event.num_env_steps,
-            generation=event.generation,
-            weights_version=event.weights_version,
-            connector_version=event.connector_version,
-            batch=event.batch,
-            env_steps=event.env_steps,
-            busy_s=now - self._started_at + self._behind_s,
-        )
-        try:
-            frames = tuple(encode_fragment(fragment, event.arrays, event.meta))
-        except WireError as error:  # not the fault of a received message, which a link would only refuse
-            raise ValueError(f"A sampled fragment cannot be sent: {error}") from error
-        num_bytes = sum(memoryview(frame).nbytes for frame in frames)
-        self._kept[fragment.seq] = _Kept(
-            fragment, frames, num_bytes, now if self.is_welcome else float("-inf")
-        )
-        self._next_seq += 1
-        self.num_env_steps_sampled += event.num_env_steps
-        return [Send(b"", fragment, whole=frames)] if self.is_welcome else []
-
-    def _on_failed(self, event: LeaseFailed) -> list[Instruction]:
-        if self._current is None or self._current.lease_id != event.lease_id:
-            raise ValueError(f"lease {event.lease_id} failed, but it was not started")
-        self._current = None
-        return [Send(b"", LeaseReturned(event.lease_id, event.reason[:500]))]
-
-    def _on_leave(self, event: Leave) -> list[Instruction]:
-        self._leaving = event.reason
-        returned = [Send(b"", LeaseReturned(lease.lease_id, "leaving")) for lease, _ in self._queue]
-        self._queue.clear()
-        return list(returned)
 
     # ------------------------------------------------------------------ private
 

@@ -34,13 +34,8 @@ from rlzmq.modules.weights import WeightsLayout
 from rlzmq.protocol.events import (
     DecodeShard,
     DropShards,
-    GroupFormed,
     Instruction,
-    NewWeights,
     RunUpdate,
-    ShardDecoded,
-    ShardFailed,
-    UpdateTrained,
 )
 from rlzmq.protocol.learner_core import LearnerCore
 from rlzmq.protocol.weights import PUBLICATION_PREFIX_BYTES, new_publication_buffer, seal_publication
@@ -49,6 +44,7 @@ from rlzmq.roles.batch_check import BatchCheck, decode_steps
 from rlzmq.roles.hang_watch import UpdateWatch
 from rlzmq.roles.peer_link import Curve, PeerLink, ends_link, new_peer_id
 from rlzmq.runners.module_step import ModuleStep
+from rlzmq.wire.codec import Buffer
 from rlzmq.wire.values import pack_blob
 
 __all__ = [
@@ -181,7 +177,17 @@ class LearnerLink(PeerLink):
             self._arrivals.state_is_due()
         version = self._learner.weights_seq_no
         faults.record("formed", generation=generation, rank=rank, num_ranks=num_ranks, next_update=version)
-        self.handle(GroupFormed(generation, rank, num_ranks, version, memory, begins_lineage))
+        self.do(
+            self.core.form_group(
+                generation,
+                rank,
+                num_ranks,
+                version,
+                self.now(),
+                memory=memory,
+                begins_lineage=begins_lineage,
+            )
+        )
         if rank == 0:
             num_steps = self.num_env_steps_before
             self.when_done(self._run_blocking(lambda: self._snapshot(num_steps)), self._publish)
@@ -215,14 +221,15 @@ class LearnerLink(PeerLink):
             if not isinstance(error, (ProtocolError, ValueError)):
                 _log.error("fragment %s raised an error in its check:", shard.fragment, exc_info=error)
                 detail = f"{type(error).__name__}: {detail}"
-            self.handle(ShardFailed(shard.update_id, shard.attempt, shard.index, str(reason), detail))
+            failed = self.core.shard_failed(shard.update_id, shard.attempt, shard.index, str(reason), detail)
+            self.do(failed)
             return
         if trace.is_on:
             trace.span("decode", start, time.perf_counter(), fragment=str(shard.fragment))
         self._shards.setdefault((shard.update_id, shard.attempt), {})[shard.index] = batch, shard
         if self._check.num_replaced > num_replaced:
             self._refuse_misfits()  # before this shard may complete its update
-        self.handle(ShardDecoded(shard.update_id, shard.attempt, shard.index))
+        self.do(self.core.shard_decoded(shard.update_id, shard.attempt, shard.index, self.now()))
 
     def _refuse_misfits(self) -> None:
         """Refuse received shards of the former form after the expected form was replaced."""
@@ -230,7 +237,7 @@ class LearnerLink(PeerLink):
             for index, (batch, _) in list(batches.items()):
                 if self.core.is_receiving(update_id, attempt) and (misfit := self._check.misfit(batch)):
                     del batches[index]
-                    self.handle(ShardFailed(update_id, attempt, index, "unusable", misfit))
+                    self.do(self.core.shard_failed(update_id, attempt, index, "unusable", misfit))
 
     def _train(self, update: RunUpdate) -> None:
         if self.core.is_forming:
@@ -287,10 +294,13 @@ class LearnerLink(PeerLink):
                     ranges=ranges,
                 )
             blob, weights, num_trained = done.result()
-            trained = UpdateTrained(update.update_id, update.attempt, was_trained, num_trained, blob)
             if weights is not None:
-                self.handle(weights)
-            self.handle(trained)
+                self.do(self.core.new_weights(*weights))
+            self.do(
+                self.core.update_trained(
+                    update.update_id, update.attempt, was_trained, num_trained, blob, self.now()
+                )
+            )
 
         self.when_done(self._run_blocking(job), finish)
 
@@ -313,7 +323,8 @@ class LearnerLink(PeerLink):
             }
         self._check.expect(spaces, self._observation_space, outputs)
 
-    def _snapshot(self, num_env_steps: int) -> NewWeights:
+    def _snapshot(self, num_env_steps: int) -> tuple[int, int, Buffer]:
+        """Return (generation, version, a sealed publication frame) of the newest weights."""
         if self._layout is None:
             self._layout = WeightsLayout.of(
                 self._learner.module, inference_only=True, module_ids=self._synced_module_ids
@@ -339,10 +350,10 @@ class LearnerLink(PeerLink):
         if buffer is None:
             buffer = new_publication_buffer(layout.num_bytes)
             write(buffer, is_shared=False)
-        return NewWeights(self._generation, version, buffer.data)
+        return self._generation, version, buffer.data
 
     def _publish(self, done: Any) -> None:
         if done.exception() is not None:
             self.fail(done.exception())
         else:
-            self.handle(done.result())
+            self.do(self.core.new_weights(*done.result()))

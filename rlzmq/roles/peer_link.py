@@ -32,7 +32,7 @@ from rlzmq.net.context import Context, SocketOptions
 from rlzmq.net.keys import CurveClient, KeyPair
 from rlzmq.net.shared_memory import SegmentPool, SharedFrames
 from rlzmq.net.socket import DrainSocket
-from rlzmq.protocol.events import Instruction, Leave, Received, Send, Stop, Tick
+from rlzmq.protocol.events import Instruction, Received, Send, Stop
 from rlzmq.wire.codec import Buffer, SchemaError, WireError, WireMessage
 from rlzmq.wire.messages import Goodbye, TraceClock, TraceEvents, decode_message
 from rlzmq.wire.values import pack_blob, unpack_blob
@@ -276,10 +276,14 @@ class PeerLink(abc.ABC):
         """Return the time of the core, in seconds in which this process ran."""
         return self._clock.now()
 
-    def handle(self, event: object) -> None:
-        """Pass an event to the core and perform its instructions; refuse a payload that it cannot decode."""
-        if isinstance(event, Leave) and trace.is_remote() and self.core.is_welcome:
+    def leave(self, reason: str = "leaving") -> None:
+        """Take no more work from the broker, and say GOODBYE after finished work."""
+        if trace.is_remote() and self.core.is_welcome:
             self._trace.flush()
+        self.do(self.core.leave(self.now(), reason))
+
+    def handle(self, event: Received) -> None:
+        """Pass a message to the core and perform its instructions; refuse a payload that it cannot decode."""
         try:
             instructions = self.core.handle(event, self.now())
         except WireError as error:
@@ -347,7 +351,7 @@ class PeerLink(abc.ABC):
     def _tick(self) -> None:
         if self._socket is not None and self._socket.take_moving():
             self.data_moves()
-        self.handle(Tick())
+        self.do(self.core.tick(self.now()))
         if trace.is_remote() and self.core.is_welcome:
             self._trace.tick()
         self._timer = self._loop.call_later(TICK_S, self._tick)
@@ -355,7 +359,7 @@ class PeerLink(abc.ABC):
     async def stop(self) -> None:
         """Deliver finished work, send GOODBYE and close; a lease that is still sampled is given up."""
         if not self.core.is_stopped:
-            self.handle(Leave())
+            self.leave()
         if not self.core.is_stopped:
             self.do([Send(b"", Goodbye("before its last fragment was finished"))])
         await self.close()

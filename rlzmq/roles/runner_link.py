@@ -24,15 +24,10 @@ from rlzmq.net.socket import DrainSocket
 from rlzmq.protocol.events import (
     ApplyConnectorState,
     ApplyWeights,
-    FragmentSampled,
     Instruction,
-    LeaseFailed,
     Received,
-    ReceivedWeights,
     Send,
     StartLease,
-    Tick,
-    WeightsWanted,
 )
 from rlzmq.protocol.peer_core import NARROW_PATH
 from rlzmq.protocol.runner_core import RunnerCore
@@ -189,8 +184,8 @@ class RunnerLink(PeerLink):
                 context,
                 replace(options, receive_high_water_mark=64),
                 ask=lambda request: self._send(encode_message(request)),
-                want=lambda request: self.handle(WeightsWanted(request)),
-                take=lambda frame: self.handle(ReceivedWeights(frame)),
+                want=lambda request: self.do(self.core.ask_for(request, self.now())),
+                take=lambda frame: self.do(self.core.take_weights(frame, self.now())),
             )
 
     def do(self, instructions: list[Instruction]) -> None:
@@ -204,12 +199,13 @@ class RunnerLink(PeerLink):
                 self._neighbors.request(instruction.message)
             else:
                 super().do([instruction])
+        self._look()
 
     @ends_link
     def _on_weights(self, received: list[Any]) -> None:
         frames = received if self._shared is None else self._shared.unfold(b"", received)
         if frames is not None:
-            self.handle(ReceivedWeights(frames[-1]))
+            self.do(self.core.take_weights(frames[-1], self.now()))
             if self._neighbors is not None:
                 self._neighbors.offer(frames[-1])
 
@@ -245,15 +241,19 @@ class RunnerLink(PeerLink):
         if done.exception() is not None:
             self.fail(done.exception())
 
-    def handle(self, event: Any) -> None:
-        """Pass an event to the core after updating its progress; record accepted and committed fragments."""
-        self.core.progress = self._role.env_watch.progress
-        if isinstance(event, Tick):
-            self.core.pace_s = self._role.env_watch.pace_s
+    @ends_link
+    def _tick(self) -> None:
+        self.core.progress, self.core.pace_s = self._role.env_watch.progress, self._role.env_watch.pace_s
+        super()._tick()
+
+    def handle(self, event: Received) -> None:
+        """Pass a message to the core; weights that it brings reach neighbors, too."""
         super().handle(event)
-        is_snapshot = isinstance(event, Received) and isinstance(event.message, Snapshot) and event.payload
-        if self._neighbors is not None and is_snapshot:
+        if self._neighbors is not None and isinstance(event.message, Snapshot) and event.payload:
             self._neighbors.offer(event.payload[0])
+
+    def _look(self) -> None:
+        """Note what the core waits for, and what became of its fragments."""
         idle, core = self._idle, self.core
         if core.path_is_narrow and not self._has_told_path:
             self._has_told_path = True
@@ -264,9 +264,9 @@ class RunnerLink(PeerLink):
             lacks_weights=core.is_waiting_for_weights,
         )
         if faults.is_recording:
-            self._record_progress(event)
+            self._record_progress()
 
-    def _record_progress(self, event: object) -> None:
+    def _record_progress(self) -> None:
         core = self.core
         kept = core.kept_fragments()
         for seq, (fragment, is_accepted) in kept.items():
@@ -282,7 +282,7 @@ class RunnerLink(PeerLink):
         sums = self._timers.take()
         encode_s = 0.0
 
-        def job() -> FragmentSampled:
+        def job() -> dict[str, Any]:
             runner.timers.merge(sums)
             batch = self._role.take_fragment(lease.num_vector_steps, lease.max_s or None)
             sampled_at = time.perf_counter()
@@ -299,36 +299,35 @@ class RunnerLink(PeerLink):
             encode_s = encoded_at - sampled_at
             if trace.is_on:
                 trace.span("encode", sampled_at, encoded_at)
-            return FragmentSampled(
-                lease_id=lease.lease_id,
-                num_env_steps=batch.num_env_steps,
-                generation=lease.generation,
-                weights_version=lease.weights_version,
-                connector_version=lease.connector_version,
-                batch=header,
-                arrays=arrays,
-                meta=meta,
-                env_steps=env_steps,
-            )
+            return {
+                "lease_id": lease.lease_id,
+                "num_env_steps": batch.num_env_steps,
+                "generation": lease.generation,
+                "weights_version": lease.weights_version,
+                "connector_version": lease.connector_version,
+                "batch": header,
+                "arrays": arrays,
+                "meta": meta,
+                "env_steps": env_steps,
+            }
 
         def finish(done: Any) -> None:
             end_if_out_of_memory(done.exception(), self.core.name)
             if done.exception() is not None:
-                self.handle(LeaseFailed(lease.lease_id, repr(done.exception())))
+                self.do(self.core.lease_failed(lease.lease_id, repr(done.exception()), self.now()))
                 self.fail(done.exception())
             else:
                 faults.at("runner.sampled")
                 self._idle.lease_ended(time.perf_counter())
                 fragment = str(self.core.next_fragment)
                 start = time.perf_counter()
-                self.handle(done.result())
+                self.do(self.core.sampled(**done.result(), now=self.now()))
                 sent = time.perf_counter()
                 self._idle.sent(sent)
                 self._timers.add(FRAGMENT_ENCODE_TIMER, encode_s + sent - start)
                 if trace.is_on:
-                    trace.span(
-                        "encode", start, sent, fragment=fragment, num_env_steps=done.result().num_env_steps
-                    )
+                    num_env_steps = done.result()["num_env_steps"]
+                    trace.span("encode", start, sent, fragment=fragment, num_env_steps=num_env_steps)
                     trace.flow_start(fragment, start)
                 faults.at("runner.sent")
 

@@ -26,7 +26,6 @@ from rlzmq.core.errors import DeadlineError, PeerLostError
 from rlzmq.core.process import apply_log_level, limit_memory
 from rlzmq.learners.torch_threads import set_torch_threads
 from rlzmq.net.keys import JoinFile
-from rlzmq.protocol.events import Leave
 from rlzmq.roles.hang_watch import EnvWatch
 from rlzmq.roles.peer_link import PeerRole, package_version, spaces_digest
 from rlzmq.roles.runner_link import RunnerLink
@@ -347,7 +346,7 @@ class RemoteRunner:
         """
         link: Any = self._role._link if self._role is not None else None
         if link is not None and self._stop_leaving is None and not link.ended.done():
-            link.handle(Leave(reason))
+            link.leave(reason)
             loop = asyncio.get_running_loop()
             self._stop_leaving = loop.call_later(within_s, self._give_up_leaving, link)
 

@@ -72,7 +72,7 @@ class FakePeer:
         """What the role does."""
 
     def tick(self) -> None:
-        self.handle(E.Tick())
+        self.do(self.core.tick(self.loop.time()))
         self._timer = self.loop.call_later(0.02, self.tick)
 
     async def close(self) -> None:
@@ -97,23 +97,27 @@ class FakeRunner(FakePeer):
         self.do(self.core.start(self.loop.time()))
 
     def on_weights(self, frames: list[Any]) -> None:
-        self.handle(E.ReceivedWeights(frames[0]))
+        self.do(self.core.take_weights(frames[0], self.loop.time()))
 
     def act(self, item: Any) -> None:
         if isinstance(item, E.ApplyWeights):
             self.versions.append(item.header.version)
         elif isinstance(item, E.StartLease):
             self.has_sampled.set()
-            sampled = E.FragmentSampled(
-                item.lease_id,
-                item.num_vector_steps * self.num_envs,
-                item.generation,
-                item.weights_version,
-                batch={"columns": ["obs"]},
-                arrays=[self.column],
-                meta={"steps": item.num_vector_steps},
-            )
-            self.loop.call_soon(self.handle, sampled)
+            self.loop.call_soon(self.sample, item)
+
+    def sample(self, lease: E.StartLease) -> None:
+        sampled = self.core.sampled(
+            lease.lease_id,
+            lease.num_vector_steps * self.num_envs,
+            lease.generation,
+            lease.weights_version,
+            self.loop.time(),
+            batch={"columns": ["obs"]},
+            arrays=[self.column],
+            meta={"steps": lease.num_vector_steps},
+        )
+        self.do(sampled)
 
     async def close(self) -> None:
         self.weights.close()
@@ -128,14 +132,14 @@ class FakeLearner(FakePeer):
         self.trained: list[tuple[str, int, int]] = []
         self.shards: dict[tuple[int, int], dict[int, E.DecodeShard]] = {}
         self.on_trained = on_trained
-        self.handle(E.GroupFormed(1, 0, 1, 0))
+        self.do(self.core.form_group(1, 0, 1, 0, self.loop.time()))
         self.new_weights(0)
 
     def new_weights(self, version: int) -> None:
         buffer = new_publication_buffer(100_000)
         buffer[512:] = version % 256
         seal_publication(buffer, run_id="run", generation=1, version=version, layout_digest="layout")
-        self.handle(E.NewWeights(1, version, buffer))
+        self.do(self.core.new_weights(1, version, buffer))
 
     def act(self, item: Any) -> None:
         if isinstance(item, E.DecodeShard):
@@ -143,7 +147,7 @@ class FakeLearner(FakePeer):
             assert fragment.fragment_id == item.fragment
             assert np.array_equal(arrays[0], np.arange(len(arrays[0]), dtype=np.uint8))
             self.shards.setdefault((item.update_id, item.attempt), {})[item.index] = item
-            self.handle(E.ShardDecoded(item.update_id, item.attempt, item.index))
+            self.do(self.core.shard_decoded(item.update_id, item.attempt, item.index, self.loop.time()))
         elif isinstance(item, E.RunUpdate):
             self.loop.call_soon(self.train, item)
 
@@ -157,7 +161,8 @@ class FakeLearner(FakePeer):
             ]
         if self.on_trained is not None:
             self.on_trained(item.update_id)
-        self.handle(E.UpdateTrained(item.update_id, item.attempt, True, item.num_env_steps, b"results"))
+        now, num_steps = self.loop.time(), item.num_env_steps
+        self.do(self.core.update_trained(item.update_id, item.attempt, True, num_steps, b"results", now))
         self.new_weights(item.update_id + 1)
 
 

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from rlzmq import EpisodeBatch, SingleAgentEpisode
-from rlzmq.episodes.columns import Columns
 from rlzmq.episodes.batch_items import _PARTS, SharedColumns
+from rlzmq.episodes.columns import Columns
 
 
 def batch_of(num: int = 3, length: int = 4) -> EpisodeBatch:

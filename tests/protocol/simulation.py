@@ -215,7 +215,7 @@ class Simulation:
     def tick(self) -> None:
         for process in [self.driver, *self.runners.values(), *self.learners.values()]:
             if process.alive and not process.is_frozen:
-                self.do(process, process.core.handle(E.Tick(), self.now))
+                self.do(process, process.core.tick(self.now))
         if self.broker is not None:
             self.do_broker(self.broker.handle(E.Tick(), self.now))
         self.after(0.25, self.tick)
@@ -259,16 +259,18 @@ class Simulation:
             elif isinstance(item, E.Publish):
                 for runner in self.runners.values():
                     if not (self.faulty() and self.rng.random() < self.plan.drop):
-                        event = E.ReceivedWeights(item.frame)
+                        delay = self.rng.uniform(0.0005, 0.01)
                         self.after(
-                            self.rng.uniform(0.0005, 0.01), lambda p=runner, e=event: self.publish(p, e)
+                            delay, lambda p=runner, f=item.frame: self.happens(p, p.core.take_weights, f)
                         )
             elif isinstance(item, E.Quarantine):
                 self.history.quarantined.append(item.fragment)
 
-    def publish(self, process: Process, event: E.ReceivedWeights) -> None:
+    def happens(
+        self, process: Process, step: Callable[..., list[E.Instruction]], *args: Any, **kwargs: Any
+    ) -> None:
         if process.alive:
-            process.unless_frozen(lambda: self.do(process, process.core.handle(event, self.now)))
+            process.unless_frozen(lambda: self.do(process, step(*args, now=self.now, **kwargs)))
 
     def do(self, process: Process, instructions: list[E.Instruction]) -> None:
         """Carries out what a peer's core says."""
@@ -335,16 +337,16 @@ class Simulation:
         if lease.is_sorted_by_env:
             cuts = sorted(self.rng.randint(0, most - lost) for _ in range(self.plan.num_envs - 1))
             env_steps = tuple(np.diff([0, *cuts, most - lost]).tolist())
-        event = E.FragmentSampled(
-            lease.lease_id,
-            most - lost,
-            lease.generation,
-            lease.weights_version,
-            lease.connector_version,
-            env_steps=env_steps,
-        )
+        fragment = {
+            "lease_id": lease.lease_id,
+            "num_env_steps": most - lost,
+            "generation": lease.generation,
+            "weights_version": lease.weights_version,
+            "connector_version": lease.connector_version,
+            "env_steps": env_steps,
+        }
         self.history.sampled(process.core.uuid, process.name, env_steps)
-        self.after(seconds, lambda: self.publish(process, event))  # type: ignore[arg-type]
+        self.after(seconds, lambda: self.happens(process, process.core.sampled, **fragment))
 
     def start_learner(self, name: str) -> LearnerProcess:
         uuid = self.new_uuid(name)
@@ -374,10 +376,8 @@ class Simulation:
         for rank, member in enumerate(members):
             member.chain = list(furthest or [])
             member.generation, member.rank, member.shards = self.generation, rank, {}
-            event = E.GroupFormed(
-                self.generation, rank, len(members), len(member.chain), memory, begins_lineage=is_rollback
-            )
-            self.do(member, member.core.handle(event, self.now))
+            place = self.generation, rank, len(members), len(member.chain), self.now
+            self.do(member, member.core.form_group(*place, memory=memory, begins_lineage=is_rollback))
         self.new_weights(members[0])
 
     def fails_to_form(self, members: list[LearnerProcess]) -> bool:
@@ -396,8 +396,7 @@ class Simulation:
         seal_publication(
             buffer, run_id=RUN, generation=self.generation, version=len(member.chain), layout_digest="l"
         )
-        event = E.NewWeights(self.generation, len(member.chain), buffer)
-        self.do(member, member.core.handle(event, self.now))
+        self.do(member, member.core.new_weights(self.generation, len(member.chain), buffer))
 
     def decode(self, process: LearnerProcess, item: E.DecodeShard) -> None:
         if not process.alive:
@@ -405,14 +404,13 @@ class Simulation:
         if process.is_frozen:
             process.missed.append(lambda: self.decode(process, item))
             return
-        event: Any
         if self.plan.poison and item.fragment.seq % 7 == 3:
-            event = E.ShardFailed(item.update_id, item.attempt, item.index, "not_finite", "NaN")
+            said = process.core.shard_failed(item.update_id, item.attempt, item.index, "not_finite", "NaN")
         else:
             shard = FragmentRange(item.fragment, item.first, item.num_steps)
             process.shards.setdefault((item.update_id, item.attempt), {})[item.index] = shard
-            event = E.ShardDecoded(item.update_id, item.attempt, item.index)
-        self.do(process, process.core.handle(event, self.now))
+            said = process.core.shard_decoded(item.update_id, item.attempt, item.index, self.now)
+        self.do(process, said)
 
     def train(self, process: LearnerProcess, item: E.RunUpdate) -> None:
         """A rank enters the update; when all have, they vote and step, each at its own moment."""
@@ -460,8 +458,8 @@ class Simulation:
         }
         results = pack_blob({"__all_modules__": {"batch_source": source}} if self.plan.has_replay else {})
         num_trained = before // len(self.group) if self.plan.has_replay else sum(i.num_steps for i in mine)
-        event = E.UpdateTrained(step.update_id, step.attempt, True, num_trained, results)
-        self.do(member, member.core.handle(event, self.now))
+        done = member.core.update_trained(step.update_id, step.attempt, True, num_trained, results, self.now)
+        self.do(member, done)
         if member.rank == 0:
             self.new_weights(member)
 

@@ -7,6 +7,8 @@ from core_fakes import Bench, bench_with_runner, publication
 
 from rlzmq.protocol.events import PeerLost, Publish, Tick
 from rlzmq.protocol.weights import open_publication
+from rlzmq.wire.codec import FragmentId
+from rlzmq.wire.fragment_message import FragmentRange, unpack_ranges
 from rlzmq.wire.messages import (
     Committed,
     ConnectorState,
@@ -26,6 +28,7 @@ from rlzmq.wire.messages import (
     SnapshotRequest,
     Status,
     StatusRequest,
+    UpdateCommitted,
     Weights,
     Welcome,
 )
@@ -357,3 +360,63 @@ def test_env_steps_move_an_update_that_is_collected_and_not_one_that_is_trained(
     assert collected == 5
     assert step(4) == step(5) == collected
     assert "waits for READY of update 0 from learner-0" in bench.core.status()["waits"][0]
+
+
+def test_a_pause_comes_first():
+    bench = Bench()
+    bench.ready_run(batch=20)
+    bench.send("driver", Pause())
+    first, second, *_ = _waits(bench)
+    assert first == "broker: grants no leases, the driver has paused it"
+    assert second.startswith("broker: has been collecting update 0")
+
+
+def test_what_is_missing_is_named():
+    bench = Bench()
+    assert bench.core.status()["waits"] == ["broker: waits for a driver"]
+    bench.driver()
+    assert bench.core.status()["waits"] == ["broker: waits for the driver to open update 0"]
+    bench.open(0, batch=40)
+    waits = "\n".join(bench.core.status()["waits"])
+    assert "none is registered" in waits
+    assert "waits for learners" in waits
+
+
+def test_a_runner_is_sent_a_connector_state_once():
+    bench = bench_with_runner(batch=400)
+    bench.send("driver", ConnectorState(2), (b"state",))
+    for sent in ([ConnectorState(2)], []):
+        bench.fragment(bench.state.leases.of_peer("uuid-runner")[0].lease_id, steps=20)
+        assert bench.sent("runner", ConnectorState) == sent
+        assert bench.sent("runner", Lease)
+
+
+def test_heartbeats_of_a_runner_say_that_it_is_heard():
+    bench = Bench(peer_timeout_s=3.0)
+    bench.runner()
+    for now in (2.0, 4.0, 6.0):
+        bench.now = now
+        bench.send("runner", RunnerState(0, 0, (), (), False, 1, 0, -1, 0, 0))
+        bench.event(Tick())
+    assert bench.state.runners
+
+
+def _holds_from(bench: Bench, first_unacked: int) -> list:
+    return bench.send("runner", RunnerState(first_unacked, 99, (), (), False, 1, 0, -1, 0, 0))
+
+
+def _trained(bench: Bench) -> None:
+    bench.ready_run(batch=20)
+    bench.runner()
+    bench.fragment(steps=20)
+    bench.done(bench.make_ready())
+
+
+def test_learners_are_told_the_most_that_it_said():
+    bench = Bench()
+    _trained(bench)
+    for first_unacked in (3, 2):
+        _holds_from(bench, first_unacked)
+    bench.send("driver", DriverState(-1, 1))
+    (payload,) = [item.payload for item in bench.out if isinstance(item.message, UpdateCommitted)]
+    assert unpack_ranges(payload) == [FragmentRange(FragmentId("uuid-runner", 1, 3), 0, 0)]

@@ -203,3 +203,15 @@ def test_an_on_policy_batch_does_not_depend_on_who_was_first(staleness, expected
     assert [len(shard) for shard in run.shards] == [2, 2]
     of_a = [item.fragment.seq for item in run.ranges if item.fragment.runner == "uuid-a"]
     assert of_a == [0, 1]
+
+
+def test_a_runner_whose_fragments_learners_cannot_use_is_expelled():
+    bench = bench_with_runner(batch=10, staleness=1, max_policy_lag=1)
+    for seq in range(10):
+        assert bench.state.runners
+        bench.fragment(steps=10)
+        (plan,) = bench.sent("learner-0", ShardPlan)
+        bad = FragmentId("uuid-runner", 1, seq)
+        bench.send("learner-0", ShardRefused(0, plan.attempt, 1, bad, "not_finite", "obs has NaN"))
+    assert bench.sent("runner", Refused)[0].reason == "expelled"
+    assert not bench.state.runners

@@ -144,11 +144,11 @@ def test_exactly_what_the_broker_lacks_is_sent_again(fields, kinds):
 
 def test_a_driver_that_leaves_says_goodbye_and_does_nothing_any_more():
     core = _driver()
-    assert core.handle(E.Leave("enough"), 0.0) == [
+    assert core.leave(0.0, "enough") == [
         E.Send(b"", m.Goodbye("enough")),
         E.Stop("left", "enough"),
     ]
-    assert core.handle(E.Tick(), 99.0) == core.handle(E.Leave("again"), 99.0) == []
+    assert core.tick(99.0) == core.leave(99.0, "again") == []
 
 
 @pytest.mark.parametrize("num_metas", [0, 2])
@@ -174,10 +174,10 @@ def test_hello_is_said_at_its_pace_until_welcome_then_heartbeats_at_the_brokers(
         now = quarters / 4
         if quarters == 9:
             receive(core, m.Welcome("run", core._hello_id, 5, 1, 0.5), now)
-        out = core.handle(E.Tick(), now)
+        out = core.tick(now)
         said += [(now, type(item.message)) for item in out if isinstance(item, E.Send)]
     assert said == [(1.0, m.Hello), (2.0, m.Hello), (2.75, m.DriverState)]
-    assert [type(item.message) for item in core.handle(E.Tick(), 3.25)] == [m.DriverState]
+    assert [type(item.message) for item in core.tick(3.25)] == [m.DriverState]
 
 
 def test_a_broker_that_says_nothing_for_its_time_is_greeted_again_and_again():
@@ -187,7 +187,7 @@ def test_a_broker_that_says_nothing_for_its_time_is_greeted_again_and_again():
     said = []
     for quarters in range(5, 24):
         now = quarters / 4
-        said += [now for _ in messages_in(core.handle(E.Tick(), now), m.Hello)]
+        said += [now for _ in messages_in(core.tick(now), m.Hello)]
     assert said == [4.0, 5.0]
     assert core.heard_at == 1.0, "its own HELLO is no sign of life of the broker"
     receive(core, m.BrokerBeat(5), 5.75)
@@ -220,3 +220,13 @@ def test_a_goodbye_or_a_refusal_ends_it_once():
     core = _driver()
     assert receive(core, m.Goodbye("done")) == [E.Stop("goodbye", "done")]
     assert receive(core, m.Refused("role", "x")) == []
+
+
+def test_a_reported_update_is_not_open_any_more():
+    core = _driver()
+    for update_id in range(2):
+        core.open_update(_update(update_id))
+    assert instructions_in(_report(core, 0), E.Report)
+    assert messages_in(receive(core, _progress(next_open=0)), m.OpenUpdate) == [_update(1)]
+    core.start(0.0)
+    assert messages_in(welcome(core, broker=6), m.OpenUpdate) == [_update(1)]

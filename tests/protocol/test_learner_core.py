@@ -22,7 +22,7 @@ _RANGES = [_range(0), _range(1)]
 
 def _learner(rank=0, num_ranks=2, next_update=0, generation=1, *, is_welcome=True, **options) -> LearnerCore:
     core = LearnerCore("run", f"learner-{rank}", "uuid", timers=TIMERS, **options)
-    core.handle(E.GroupFormed(generation, rank, num_ranks, next_update), 0.0)
+    core.form_group(generation, rank, num_ranks, next_update, 0.0)
     if is_welcome:
         welcome(core)
     return core
@@ -40,9 +40,7 @@ def _plan(core, update_id=0, attempt=100, num_fragments=2, **fields):
 
 def _decoded(core, update_id=0, attempt=100, num_fragments=2, now=0.0):
     return [
-        item
-        for index in range(num_fragments)
-        for item in core.handle(E.ShardDecoded(update_id, attempt, index), now)
+        item for index in range(num_fragments) for item in core.shard_decoded(update_id, attempt, index, now)
     ]
 
 
@@ -58,12 +56,12 @@ def _running(core, update_id=0, attempt=100):
 
 
 def _trained(core, update_id=0, attempt=100, now=0.0, **fields):
-    return core.handle(E.UpdateTrained(update_id, attempt, True, 20, b"results", **fields), now)
+    return core.update_trained(update_id, attempt, True, 20, b"results", now)
 
 
 def _state(core) -> m.LearnerState:
     core._state_at = float("-inf")
-    return messages_in(core.handle(E.Tick(), 0.0), m.LearnerState)[0]
+    return messages_in(core.tick(0.0), m.LearnerState)[0]
 
 
 def _hello(core, now=0.0) -> tuple[m.Hello, list[list[FragmentRange]]]:
@@ -79,11 +77,11 @@ def _hello(core, now=0.0) -> tuple[m.Hello, list[list[FragmentRange]]]:
 def test_a_refused_shard_is_not_held_any_more_and_its_text_is_cut():
     core = _learner()
     _plan(core)
-    (refused,) = messages_in(core.handle(E.ShardFailed(0, 100, 1, "dtype", "x" * 2000), 0.0), m.ShardRefused)
+    (refused,) = messages_in(core.shard_failed(0, 100, 1, "dtype", "x" * 2000), m.ShardRefused)
     assert refused == m.ShardRefused(0, 100, 1, FragmentId("r", 1, 1), "dtype", "x" * 1000)
     assert _state(core).num_held == (1,)
     for attempt, index in ((100, 1), (99, 0)):
-        assert core.handle(E.ShardFailed(0, attempt, index, "dtype", "again"), 0.0) == []
+        assert core.shard_failed(0, attempt, index, "dtype", "again") == []
     assert [item.index for item in instructions_in(_plan(core), E.DecodeShard)] == [1], "sent again"
 
 
@@ -94,7 +92,7 @@ def test_the_group_has_trained_what_was_at_hand_below_its_next_update():
     core = _learner()
     _running(core)
     _plan(core, 1, 101)
-    out = core.handle(E.GroupFormed(2, 0, 2, 1), 0.0)
+    out = core.form_group(2, 0, 2, 1, 0.0)
     dropped = {(item.update_id, item.attempt) for item in instructions_in(out, E.DropShards)}
     assert dropped == {(0, 100), (1, 101)}
     _, (memory,) = _hello(core)
@@ -108,7 +106,7 @@ def test_a_step_that_the_groups_state_lacks_did_not_survive():
     _trained(core)
     _running(core, 1, 101)
     _trained(core, 1, 101)
-    core.handle(E.GroupFormed(2, 1, 3, 1), 0.0)
+    core.form_group(2, 1, 3, 1, 0.0)
     (done,) = messages_in(welcome(core, broker=6), m.UpdateDone)
     assert done == m.UpdateDone(0, 100, 2, 1, 2, True, 20), "two ranks trained what the new group has"
     assert core.next_update == 1
@@ -119,9 +117,9 @@ def test_a_confirmed_update_is_forgotten_only_if_it_is_of_this_generation():
     _running(core)
     _trained(core)
     receive(core, m.UpdateCommitted(0, 0), 0.0, tuple(pack_ranges([])))
-    assert messages_in(core.handle(E.Tick(), 2.0), m.UpdateDone)
+    assert messages_in(core.tick(2.0), m.UpdateDone)
     receive(core, m.UpdateCommitted(0, 1), 2.0, tuple(pack_ranges([])))
-    assert messages_in(core.handle(E.Tick(), 4.0), m.UpdateDone) == []
+    assert messages_in(core.tick(4.0), m.UpdateDone) == []
 
 
 def test_what_runners_no_longer_hold_is_forgotten():
@@ -140,7 +138,7 @@ def test_what_runners_no_longer_hold_is_forgotten():
 def test_weights_are_sent_to_who_has_older_ones():
     core = _learner()
     assert receive(core, m.SnapshotRequest(-1, -1)) == [], "there are none yet"
-    core.handle(E.NewWeights(1, 4, b"frame"), 0.0)
+    core.new_weights(1, 4, b"frame")
     asked = {(0, 9): True, (1, 3): True, (1, 4): False, (2, 0): False}
     for order, is_sent in asked.items():
         assert bool(receive(core, m.SnapshotRequest(*order))) is is_sent
@@ -149,10 +147,10 @@ def test_weights_are_sent_to_who_has_older_ones():
 def test_a_decoded_shard_may_be_refused_until_its_update_is_complete():
     core = _learner()
     _plan(core)
-    core.handle(E.ShardDecoded(0, 100, 0), 0.0)
+    core.shard_decoded(0, 100, 0, 0.0)
     assert core.is_receiving(0, 100)
-    assert messages_in(core.handle(E.ShardFailed(0, 100, 0, "unusable", "its form"), 0.0), m.ShardRefused)
-    assert not messages_in(core.handle(E.ShardDecoded(0, 100, 1), 0.0), m.ShardReady)
+    assert messages_in(core.shard_failed(0, 100, 0, "unusable", "its form"), m.ShardRefused)
+    assert not messages_in(core.shard_decoded(0, 100, 1, 0.0), m.ShardReady)
     other = _learner()
     _plan(other)
     _decoded(other)

@@ -31,12 +31,12 @@ def _lease(lease_id=1, version=0, generation=1, exact=True, **fields) -> m.Lease
 def _ready_runner() -> RunnerCore:
     core = _runner()
     welcome(core)
-    core.handle(E.ReceivedWeights(publication(0)), 0.0)
+    core.take_weights(publication(0), 0.0)
     return core
 
 
 def _sampled(core, lease_id=1, now=0.0):
-    return core.handle(E.FragmentSampled(lease_id, 20, 1, 0), now)
+    return core.sampled(lease_id, 20, 1, 0, now)
 
 
 def test_a_lease_waits_for_its_connector_state():
@@ -52,7 +52,7 @@ def test_a_leaving_runner_returns_leases_hands_over_and_says_goodbye():
     core = _ready_runner()
     receive(core, _lease(1))
     receive(core, _lease(2))
-    assert [r.lease_id for r in messages_in(core.handle(E.Leave(), 0.0), m.LeaseReturned)] == [2]
+    assert [r.lease_id for r in messages_in(core.leave(0.0), m.LeaseReturned)] == [2]
     assert messages_in(_sampled(core), m.Goodbye) == []
     left = receive(core, m.Accepted(1, ((0, 0),)))
     assert messages_in(left, m.Goodbye)

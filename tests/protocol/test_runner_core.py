@@ -23,7 +23,7 @@ def _runner(*, is_welcome: bool = True, **options) -> RunnerCore:
 
 def _ready(**options) -> RunnerCore:
     core = _runner(**options)
-    core.handle(E.ReceivedWeights(publication(0)), 0.0)
+    core.take_weights(publication(0), 0.0)
     return core
 
 
@@ -33,7 +33,7 @@ def _lease(lease_id=1, version=0, generation=1, exact=True, **fields) -> m.Lease
 
 
 def _sampled(core, lease_id=1, now=0.0, **fields):
-    return core.handle(E.FragmentSampled(lease_id, 20, 1, 0, **fields), now)
+    return core.sampled(lease_id, 20, 1, 0, now, **fields)
 
 
 def _deliver(core, *lease_ids, now=0.0):
@@ -51,7 +51,7 @@ def test_weights_are_asked_for_again_when_they_take_longer_than_they_ever_have()
     asked = []
     for step in range(1, 10 * 32):
         now = step / 32
-        asked += [now for _ in messages_in(core.handle(E.Tick(), now), m.SnapshotRequest)]
+        asked += [now for _ in messages_in(core.tick(now), m.SnapshotRequest)]
         receive(core, m.BrokerBeat(5), now)
     gaps = {later - earlier for earlier, later in itertools.pairwise(asked)}
     assert asked[0] == 2 / 32
@@ -60,7 +60,7 @@ def test_weights_are_asked_for_again_when_they_take_longer_than_they_ever_have()
     receive(core, m.Snapshot(1, 1), now, (publication(1),))
     _sampled(core, now=now)
     receive(core, _lease(2, version=2, exact=False), now)
-    assert messages_in(core.handle(E.Tick(), now + 0.0625), m.SnapshotRequest), "soon again: they came"
+    assert messages_in(core.tick(now + 0.0625), m.SnapshotRequest), "soon again: they came"
 
 
 # ------------------------------------------------------------------ what it takes
@@ -69,7 +69,7 @@ def test_weights_are_asked_for_again_when_they_take_longer_than_they_ever_have()
 def test_damaged_weights_are_counted_and_leave_the_others():
     core = _ready()
     for _ in range(2):
-        core.handle(E.ReceivedWeights(b"x" * 600), 0.0)
+        core.take_weights(b"x" * 600, 0.0)
     assert sum(core.weights.refused.values()) == 2
     assert instructions_in(receive(core, _lease()), E.StartLease)
 
@@ -88,17 +88,17 @@ def test_a_lease_that_waited_for_its_whole_time_is_given_back():
     core = _ready()
     receive(core, _lease(version=1, timeout_s=10.0), 1.0)
     receive(core, m.BrokerBeat(5), 10.5)
-    assert messages_in(core.handle(E.Tick(), 10.75), m.LeaseReturned) == []
-    assert messages_in(core.handle(E.Tick(), 11.0), m.LeaseReturned) == [m.LeaseReturned(1, "outdated")]
+    assert messages_in(core.tick(10.75), m.LeaseReturned) == []
+    assert messages_in(core.tick(11.0), m.LeaseReturned) == [m.LeaseReturned(1, "outdated")]
 
 
 def test_the_reason_of_a_failed_lease_is_cut():
     core = _ready()
     receive(core, _lease())
-    (returned,) = messages_in(core.handle(E.LeaseFailed(1, "x" * 600), 0.0), m.LeaseReturned)
+    (returned,) = messages_in(core.lease_failed(1, "x" * 600, 0.0), m.LeaseReturned)
     assert returned == m.LeaseReturned(1, "x" * 500)
     with pytest.raises(ValueError, match="not started"):
-        core.handle(E.LeaseFailed(1, "again"), 0.0)
+        core.lease_failed(1, "again", 0.0)
 
 
 def test_a_fragment_that_does_not_fit_into_a_message_is_no_refused_message():

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from rlzmq.net.context import Context, SocketOptions
-from rlzmq.protocol.events import ReceivedWeights, Send, WeightsWanted
+from rlzmq.protocol.events import Send
 from rlzmq.protocol.runner_core import RunnerCore
 from rlzmq.protocol.weights import new_publication_buffer, notice_of, open_publication, seal_publication
 from rlzmq.roles.neighbors import Neighbors
@@ -42,12 +42,12 @@ class Runner:
     def announce(self, frame: bytes) -> None:
         """The broker's notice arrives, as it does at a runner's link; the runner needs the weights."""
         notice = notice_of(open_publication(frame)[0])
-        self.core.handle(ReceivedWeights(notice), 0.0)
+        self.core.take_weights(notice, 0.0)
         self.neighbors.offer(notice)
         self._want(SnapshotRequest(0, self.got[-1] if self.got else 0))
 
     def _want(self, request: SnapshotRequest) -> None:
-        for instruction in self.core.handle(WeightsWanted(request), 0.0):
+        for instruction in self.core.ask_for(request, 0.0):
             assert isinstance(instruction, Send)
             assert isinstance(instruction.message, SnapshotRequest)
             self.neighbors.request(instruction.message)

@@ -11,7 +11,6 @@ import pytest
 from rlzmq.core.addresses import SocketDirectory
 from rlzmq.net.context import Context
 from rlzmq.net.socket import DrainSocket
-from rlzmq.protocol.events import Leave, Tick
 from rlzmq.roles.peer_link import PeerLink
 from rlzmq.wire.messages import Goodbye, decode_message
 
@@ -28,8 +27,7 @@ class FailingCore:
     def start(self, now: float) -> list[Any]:
         return []
 
-    def handle(self, event: Any, now: float) -> list[Any]:
-        assert isinstance(event, Tick)
+    def tick(self, now: float) -> list[Any]:
         self.num_ticks += 1
         if self.num_ticks < 3:
             return []
@@ -68,9 +66,10 @@ class BusyCore(FailingCore):
 
     is_stopped = is_welcome = False
 
-    def handle(self, event: Any, now: float) -> list[Any]:
-        assert isinstance(event, Tick | Leave)
+    def tick(self, now: float, reason: str = "") -> list[Any]:
         return []
+
+    leave = tick
 
 
 async def test_a_peer_that_stops_during_a_lease_says_goodbye_nevertheless() -> None:
