@@ -19,7 +19,7 @@ from typing import Any
 import psutil
 
 from rlzmq import PPOConfig, tune
-from rlzmq.telemetry.metric_paths import flatten
+from rlzmq.telemetry.runs import flatten
 from rlzmq.tune.trial import read_results
 
 NUM_TRIALS = 8

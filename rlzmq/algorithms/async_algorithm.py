@@ -31,10 +31,12 @@ from rlzmq.algorithms.checkpoint_keeper import CheckpointKeeper
 from rlzmq.algorithms.checkpoints import (
     check_algorithm_class,
     checkpoint_place,
+    online_state,
     read_algorithm,
     read_component,
     run_to_resume,
     select,
+    starts_online_run,
     to_parts,
     to_tree,
     wants,
@@ -42,7 +44,6 @@ from rlzmq.algorithms.checkpoints import (
 )
 from rlzmq.algorithms.evaluation import Evaluation
 from rlzmq.algorithms.module_changes import NewRules
-from rlzmq.algorithms.offline_to_online import online_state, starts_online_run
 from rlzmq.algorithms.results import Iterations, merge_into
 from rlzmq.algorithms.run_modules import RunModules
 from rlzmq.algorithms.stored_config import Given
@@ -55,7 +56,7 @@ from rlzmq.core.imports import LazyModule
 from rlzmq.core.metrics import MetricsLogger
 from rlzmq.core.process import LastWords, apply_log_level, end_process
 from rlzmq.core.tracebacks import ShortTraceback
-from rlzmq.driver.module_configs import PLACES
+from rlzmq.driver.process_config import PLACES
 from rlzmq.driver.session import Session
 from rlzmq.driver.synchronous import CallbackDispatch, drive, needs_processes
 from rlzmq.driver.updates import Accounting

@@ -16,8 +16,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
 from rlzmq.config.base_config import BaseConfig
-from rlzmq.core.names import NUM_ENV_STEPS_SAMPLED_LIFETIME
-from rlzmq.core.timers import (
+from rlzmq.core.metrics import (
     ENV_RESET_TIMER,
     ENV_STEP_TIMER,
     ENV_TO_MODULE_TIMER,
@@ -30,6 +29,7 @@ from rlzmq.core.timers import (
     VECTOR_STEPS_TIMER,
     WEIGHTS_WAIT_TIMER,
 )
+from rlzmq.core.names import NUM_ENV_STEPS_SAMPLED_LIFETIME
 from rlzmq.learners.schedule import Schedule
 from rlzmq.runners.episode_metrics import HOW_TO_LIMIT
 

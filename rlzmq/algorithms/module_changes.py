@@ -10,7 +10,7 @@ from rlzmq.config.base_config import BaseConfig
 from rlzmq.core.errors import ConfigurationError
 from rlzmq.core.signatures import check_takes
 from rlzmq.core.synonyms import did_you_mean
-from rlzmq.driver.module_configs import PLACES, ModuleConfigs
+from rlzmq.driver.process_config import PLACES, ModuleConfigs
 from rlzmq.modules.multi_rl_module_spec import MultiRLModuleSpec
 from rlzmq.modules.spec import RLModuleSpec
 

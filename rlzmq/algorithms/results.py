@@ -11,7 +11,7 @@ from typing import Any
 
 from rlzmq.algorithms.health import HealthWatch, judge
 from rlzmq.config.base_config import BaseConfig
-from rlzmq.core.metrics import METRICS_STATES, MetricsLogger, StatsBase
+from rlzmq.core.metrics import LEARNER_STAGES, METRICS_STATES, MetricsLogger, StageTimers, StatsBase
 from rlzmq.core.names import (
     ALL_MODULES,
     BATCH_SOURCE,
@@ -23,7 +23,6 @@ from rlzmq.core.names import (
 from rlzmq.core.plain import without_objects
 from rlzmq.core.score_statistics import svg_curve
 from rlzmq.core.synonyms import missing_key
-from rlzmq.core.timers import LEARNER_STAGES, StageTimers
 from rlzmq.driver.session import Session
 from rlzmq.driver.updates import UpdateResult
 from rlzmq.runners.episode_metrics import EpisodeMetrics, add_fragment_metas

@@ -18,7 +18,7 @@ from rlzmq.algorithms.module_changes import (
 from rlzmq.algorithms.stored_config import modules_to_store, stored_spec
 from rlzmq.config.base_config import BaseConfig
 from rlzmq.core.synonyms import did_you_mean
-from rlzmq.driver.module_configs import PLACES, ModuleConfigs
+from rlzmq.driver.process_config import PLACES, ModuleConfigs
 from rlzmq.driver.session import Session
 from rlzmq.modules.multi_rl_module_spec import MultiRLModuleSpec
 from rlzmq.modules.spec import RLModuleSpec

@@ -193,7 +193,7 @@ class _Runners:
         settings: dict[str, Any],
         joined: Callable[[str], None],
     ) -> None:
-        from rlzmq.driver.runner_supervision import RunnerSupervisor
+        from rlzmq.driver.supervision import RunnerSupervisor
 
         self._count = count
         self._arguments, self._settings, self._joined = arguments, settings, joined

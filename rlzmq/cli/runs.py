@@ -22,11 +22,11 @@ from rlzmq.core.checkpoint_series import CheckpointSeries, find_checkpoint, lock
 from rlzmq.core.errors import CheckpointError, ConfigurationError
 from rlzmq.core.printable import cut, printable
 from rlzmq.core.synonyms import did_you_mean
-from rlzmq.telemetry.metric_paths import flatten
 from rlzmq.telemetry.runs import (
     X_LABELS,
     differing_settings,
     find_runs,
+    flatten,
     group_by_settings,
     iqm_curves,
     mean_curve,

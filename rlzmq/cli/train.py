@@ -30,8 +30,7 @@ from rlzmq.core.printable import printable, short_path
 from rlzmq.core.process import open_stack_channel, outlive_readers
 from rlzmq.core.synonyms import did_you_mean, instead_of_key, renamed
 from rlzmq.core.tracebacks import run_error
-from rlzmq.telemetry.metric_paths import value_at
-from rlzmq.telemetry.runs import find_run
+from rlzmq.telemetry.runs import find_run, value_at
 from rlzmq.telemetry.view import make_view, processes_of
 from rlzmq.telemetry.writers import make_writers
 

@@ -26,7 +26,7 @@ from rlzmq.core.printable import short_path
 from rlzmq.core.process import outlive_readers
 from rlzmq.core.synonyms import did_you_mean
 from rlzmq.core.trust import CALLER, find_code
-from rlzmq.telemetry.metric_paths import number_at
+from rlzmq.telemetry.runs import number_at
 
 if TYPE_CHECKING:
     from rlzmq.tune.result_grid import ResultGrid

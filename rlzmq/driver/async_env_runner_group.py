@@ -17,8 +17,7 @@ from rlzmq.core.imports import LazyModule
 from rlzmq.core.patience import Supervision
 from rlzmq.driver.process_config import config_for_runners
 from rlzmq.driver.runner_calls import RunnerCalls
-from rlzmq.driver.runner_supervision import RunnerSupervisor
-from rlzmq.driver.supervision import spawn_within
+from rlzmq.driver.supervision import RunnerSupervisor, spawn_within
 
 __all__ = ["AsyncEnvRunnerGroup", "SamplingRound", "flatten_episodes"]
 

@@ -31,12 +31,10 @@ from rlzmq.config.base_config import BaseConfig
 from rlzmq.core import faults
 from rlzmq.core.errors import PeerLostError, StandstillError
 from rlzmq.core.patience import FairClock, Patience
-from rlzmq.driver.broker_supervision import BrokerSupervisor
-from rlzmq.driver.connector_sync import ConnectorSync
 from rlzmq.driver.driver_link import DriverLink, MetaCheck, ReportReader
 from rlzmq.driver.join_files import JoinKeys, pack_config
-from rlzmq.driver.supervision import Supervisor
-from rlzmq.driver.updates import Accounting, UpdateResult, num_left_out
+from rlzmq.driver.supervision import BrokerSupervisor, Supervisor
+from rlzmq.driver.updates import Accounting, ConnectorSync, UpdateResult, num_left_out
 from rlzmq.protocol.events import Report
 from rlzmq.roles.peer_link import new_peer_id, spaces_digest
 from rlzmq.wire.messages import Notice, OpenUpdate, Progress

@@ -14,8 +14,7 @@ from typing import Any
 from rlzmq.config.base_config import BaseConfig
 from rlzmq.core.metrics import MetricsLogger
 from rlzmq.core.printable import cut, printable
-from rlzmq.driver.connector_sync import ConnectorSync
-from rlzmq.driver.updates import Accounting
+from rlzmq.driver.updates import Accounting, ConnectorSync
 from rlzmq.protocol.driver_core import DriverCore
 from rlzmq.protocol.events import Instruction, Received, Report, Send, Tell
 from rlzmq.protocol.ledger import RunnerRecord

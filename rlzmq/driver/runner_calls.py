@@ -14,7 +14,7 @@ from typing import Any
 from rlzmq.actors.handle import ActorHandle
 from rlzmq.config.base_config import BaseConfig
 from rlzmq.core.synonyms import did_you_mean
-from rlzmq.driver.connector_sync import ConnectorSync
+from rlzmq.driver.updates import ConnectorSync
 from rlzmq.wire.values import pack_blob
 
 __all__ = ["RunnerCalls", "RunnerFunction"]

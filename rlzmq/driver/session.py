@@ -15,12 +15,11 @@ from rlzmq.core.synonyms import did_you_mean
 from rlzmq.driver.async_env_runner_group import AsyncEnvRunnerGroup
 from rlzmq.driver.async_learner_group import AsyncLearnerGroup
 from rlzmq.driver.broker_pipeline import BrokerPipeline
-from rlzmq.driver.connector_sync import ConnectorSync
 from rlzmq.driver.join_files import JoinKeys, keys_file
-from rlzmq.driver.module_configs import ModuleConfigs
+from rlzmq.driver.process_config import ModuleConfigs
 from rlzmq.driver.remote_learners import RemoteLearnerListener
 from rlzmq.driver.synchronous import has_broker, needs_processes
-from rlzmq.driver.updates import Accounting, SerialPipeline, UpdateResult
+from rlzmq.driver.updates import Accounting, ConnectorSync, SerialPipeline, UpdateResult
 from rlzmq.interfaces import UpdatePipeline
 
 __all__ = ["Session"]

@@ -12,9 +12,8 @@ import torch
 from torch import Tensor
 
 from rlzmq.core import trace
-from rlzmq.core.metrics import METRICS_STATES, MetricsLogger
+from rlzmq.core.metrics import LEARNER_STAGES, METRICS_STATES, MetricsLogger, StageTimers
 from rlzmq.core.names import ALL_MODULES, BATCH_SOURCE, REPLAY_BUFFER_RESULTS
-from rlzmq.core.timers import LEARNER_STAGES, StageTimers
 from rlzmq.core.update_plan import ReplayRatio
 from rlzmq.learners.optimizers import Optimizers
 from rlzmq.learners.ranks import Ranks, UpdateAgreement

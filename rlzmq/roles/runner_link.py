@@ -16,8 +16,8 @@ from dataclasses import replace
 from typing import Any, Protocol
 
 from rlzmq.core import faults, trace
+from rlzmq.core.metrics import FRAGMENT_DELIVERY_TIMER, FRAGMENT_ENCODE_TIMER, WEIGHTS_WAIT_TIMER, StageTimers
 from rlzmq.core.process import end_if_out_of_memory
-from rlzmq.core.timers import FRAGMENT_DELIVERY_TIMER, FRAGMENT_ENCODE_TIMER, WEIGHTS_WAIT_TIMER, StageTimers
 from rlzmq.net.context import Context, SocketOptions
 from rlzmq.net.shared_memory import FOLDED_TOPIC
 from rlzmq.net.socket import DrainSocket

@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 
 from rlzmq.connectors.common.agent_to_module_mapping import checked_mapping
 from rlzmq.connectors.rows import window_mask
+from rlzmq.core.metrics import ENV_TO_MODULE_TIMER, INFERENCE_TIMER
 from rlzmq.core.spaces import space_filler
-from rlzmq.core.timers import ENV_TO_MODULE_TIMER, INFERENCE_TIMER
 from rlzmq.core.tree import tree_map, tree_rows, tree_stack, tree_unstack
 from rlzmq.envs.observation_check import as_space_dtype, misfit
 from rlzmq.episodes.agent_timelines import Pending

@@ -23,9 +23,8 @@ from rlzmq.core import trace
 from rlzmq.core.call_watch import CallWatch
 from rlzmq.core.callbacks import CallbackList
 from rlzmq.core.errors import ClosedError, ConfigurationError, Interrupted
-from rlzmq.core.metrics import MetricsLogger, ReducedMetrics
+from rlzmq.core.metrics import NUM_VECTOR_STEPS_PER_SAMPLE, MetricsLogger, ReducedMetrics, StageTimers
 from rlzmq.core.signatures import TellsUncalled
-from rlzmq.core.timers import NUM_VECTOR_STEPS_PER_SAMPLE, StageTimers
 from rlzmq.core.update_plan import derive_seed
 from rlzmq.envs.registry import EnvContext
 from rlzmq.episodes.bad_values import BadValue

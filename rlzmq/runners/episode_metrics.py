@@ -9,9 +9,8 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from rlzmq.core.metrics import MetricsLogger, logged_state
+from rlzmq.core.metrics import MetricsLogger, StageTimers, logged_state
 from rlzmq.core.synonyms import missing_key
-from rlzmq.core.timers import StageTimers
 from rlzmq.episodes.bad_values import LARGEST
 from rlzmq.episodes.columns import DEFAULT_AGENT_ID, DEFAULT_MODULE_ID
 

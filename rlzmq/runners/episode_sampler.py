@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from rlzmq.connectors.common.agent_to_module_mapping import checked_mapping
-from rlzmq.core.timers import ENV_TO_MODULE_TIMER, INFERENCE_TIMER, MODULE_TO_ENV_TIMER
+from rlzmq.core.metrics import ENV_TO_MODULE_TIMER, INFERENCE_TIMER, MODULE_TO_ENV_TIMER
 from rlzmq.core.tree import tree_map, tree_stack, tree_unstack
 from rlzmq.envs.observation_check import as_space_dtype
 from rlzmq.episodes.agent_timelines import Pending

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from rlzmq.connectors.rows import VectorStepRows
 from rlzmq.core.errors import EnvError
-from rlzmq.core.timers import (
+from rlzmq.core.metrics import (
     ENV_STEP_TIMER,
     ENV_TO_MODULE_TIMER,
     INFERENCE_TIMER,

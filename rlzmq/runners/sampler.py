@@ -7,7 +7,7 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from rlzmq.core.timers import ENV_STEP_TIMER
+from rlzmq.core.metrics import ENV_STEP_TIMER
 from rlzmq.envs.observation_check import check_agents_observations
 from rlzmq.runners.episode_metrics import EpisodeTotals, FinishedEpisodes
 

@@ -12,7 +12,7 @@ from gymnasium import spaces
 from gymnasium.vector.utils import create_empty_array
 
 from rlzmq.core.errors import EnvError
-from rlzmq.core.timers import ENV_RESET_TIMER
+from rlzmq.core.metrics import ENV_RESET_TIMER
 from rlzmq.core.tree import tree_leaves, tree_map, tree_unstack
 from rlzmq.envs.multi_agent_vector import SyncVectorMultiAgentEnv
 from rlzmq.envs.observation_check import misfit

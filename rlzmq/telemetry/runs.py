@@ -6,6 +6,7 @@ import collections
 import contextlib
 import functools
 import json
+import math
 import platform
 import textwrap
 import time
@@ -13,7 +14,7 @@ import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -32,14 +33,19 @@ __all__ = [
     "X_LABELS",
     "Curve",
     "FoundRun",
+    "Mode",
     "Run",
+    "check_mode",
     "differing_settings",
     "find_run",
     "find_runs",
+    "flatten",
     "group_by_settings",
     "iqm_curves",
     "mean_curve",
+    "number_at",
     "plot_curves",
+    "value_at",
 ]
 
 
@@ -429,3 +435,46 @@ def plot_curves(curves: Sequence[Curve], path: Path, *, x_label: str, y_label: s
         figure.savefig(path, dpi=110)
     except (ValueError, OSError) as error:
         raise ConfigurationError(f"cannot write the plot {path}: {error}") from None
+
+
+Mode = Literal["min", "max"]
+
+
+def check_mode(mode: object, where: str) -> None:
+    """Check that `mode` is "min", "max" or None.
+
+    Raises:
+        ConfigurationError: It is something else.
+    """
+    if mode not in ("min", "max", None):
+        raise ConfigurationError(f"{where}(mode={mode!r}): expected 'min' or 'max'.")
+
+
+def value_at(result: Mapping[str, Any], path: str) -> Any:
+    """Return the value at a path such as ``"env_runners/episode_return_mean"``; None if the result lacks it."""
+    value: Any = result
+    for key in path.split("/"):
+        if not isinstance(value, Mapping):
+            return None
+        value = value.get(key)
+    return value
+
+
+def number_at(result: Mapping[str, Any], path: str) -> float | None:
+    """Return the finite number at a path; None if there is none."""
+    value = value_at(result, path)
+    if isinstance(value, bool | int | float) and math.isfinite(value):
+        return float(value)
+    return None
+
+
+def flatten(result: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Return a nested result as a flat dict of slash paths."""
+    flat: dict[str, Any] = {}
+    for key, value in result.items():
+        path = f"{prefix}/{key}" if prefix else str(key)
+        if isinstance(value, Mapping) and value:
+            flat.update(flatten(value, path))
+        else:
+            flat[path] = value
+    return flat

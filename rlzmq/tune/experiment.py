@@ -36,7 +36,7 @@ from rlzmq.core.errors import ConfigurationError
 from rlzmq.core.files import opener
 from rlzmq.core.process import num_usable_cores
 from rlzmq.core.update_plan import derive_seed
-from rlzmq.telemetry.metric_paths import number_at
+from rlzmq.telemetry.runs import number_at
 from rlzmq.telemetry.view import View
 from rlzmq.tune.config_paths import TrialConfig, config_value, resolve, with_values
 from rlzmq.tune.result_grid import Result, ResultGrid, TrialError

@@ -12,7 +12,7 @@ from typing import Any
 
 from rlzmq.core.errors import ConfigurationError, RlzmqError
 from rlzmq.core.imports import import_optional
-from rlzmq.telemetry.metric_paths import Mode, check_mode, flatten, number_at, value_at
+from rlzmq.telemetry.runs import Mode, check_mode, flatten, number_at, value_at
 from rlzmq.tune.trial import read_checkpoints, read_results
 from rlzmq.tune.trial_api import Checkpoint
 

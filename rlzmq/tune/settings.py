@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from rlzmq.config.plain import code_names, plain_setting, revive_setting
 from rlzmq.core.errors import CheckpointError, ConfigurationError
 from rlzmq.core.trust import NOBODY, find_code
-from rlzmq.telemetry.metric_paths import Mode, check_mode
+from rlzmq.telemetry.runs import Mode, check_mode
 from rlzmq.tune.callback import Callback, SearchTrial, check_callbacks
 
 if TYPE_CHECKING:

@@ -15,7 +15,7 @@ from typing import Any
 from rlzmq.core.errors import ConfigurationError
 from rlzmq.core.signatures import check_takes
 from rlzmq.core.synonyms import did_you_mean
-from rlzmq.telemetry.metric_paths import Mode, flatten, number_at, value_at
+from rlzmq.telemetry.runs import Mode, flatten, number_at, value_at
 
 __all__ = [
     "CombinedStopper",

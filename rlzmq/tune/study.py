@@ -25,7 +25,7 @@ from typing import Any, Literal
 from rlzmq.config.search_space import Categorical, Function, GridSearch, Numeric, SearchObject
 from rlzmq.core.errors import ConfigurationError
 from rlzmq.core.process import process_space, start_mark
-from rlzmq.telemetry.metric_paths import Mode
+from rlzmq.telemetry.runs import Mode
 from rlzmq.tune.search import Searcher, labels_of, load_optuna
 
 __all__ = ["Claim", "EndedTrial", "Status", "Study"]

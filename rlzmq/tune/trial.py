@@ -18,7 +18,7 @@ from rlzmq.config.plain import to_json
 from rlzmq.core.checkpoint import remove_tree
 from rlzmq.core.errors import ConfigurationError
 from rlzmq.core.files import make_directories, opener, write_text
-from rlzmq.telemetry.metric_paths import flatten, number_at
+from rlzmq.telemetry.runs import flatten, number_at
 from rlzmq.tune.config_paths import TrialConfig
 from rlzmq.tune.settings import CheckpointConfig
 from rlzmq.tune.study import Claim

@@ -28,8 +28,7 @@ from rlzmq.core.files import make_directories, write_text
 from rlzmq.core.signatures import check_takes
 from rlzmq.core.synonyms import did_you_mean
 from rlzmq.core.trust import NOBODY, Trust, is_signed, signature_of
-from rlzmq.telemetry.metric_paths import value_at
-from rlzmq.telemetry.runs import find_run
+from rlzmq.telemetry.runs import find_run, value_at
 from rlzmq.telemetry.view import LiveView, View
 from rlzmq.tune.config_paths import config_value
 from rlzmq.tune.experiment import Experiment

@@ -11,8 +11,8 @@ import pytest
 from rlzmq import PPOConfig
 from rlzmq.connectors.env_to_module import MeanStdFilter
 from rlzmq.core.metrics import MetricsLogger, StatsBase
-from rlzmq.driver.connector_sync import ConnectorSync
 from rlzmq.driver.driver_link import MetaCheck
+from rlzmq.driver.updates import ConnectorSync
 from rlzmq.wire.values import pack_blob
 
 

@@ -17,8 +17,8 @@ from torch import Tensor, nn, no_grad
 
 from rlzmq.algorithms.results import LearnerResults
 from rlzmq.core.errors import PeerLostError
+from rlzmq.core.metrics import StageTimers
 from rlzmq.core.process import loopback_interface
-from rlzmq.core.timers import StageTimers
 from rlzmq.learners.distributed import RankGroup
 from rlzmq.learners.learner import Learner
 from rlzmq.learners.ranks import COMPARE_EVERY_UPDATES

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from rlzmq.core.timers import StageTimers
+from rlzmq.core.metrics import StageTimers
 from rlzmq.roles.runner_link import IdleTime
 
 

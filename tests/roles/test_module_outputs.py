@@ -11,7 +11,7 @@ import torch
 
 from rlzmq import PPOConfig, RLModuleSpec
 from rlzmq.core.names import WEIGHTS_SEQ_NO
-from rlzmq.driver.connector_sync import ConnectorSync
+from rlzmq.driver.updates import ConnectorSync
 from rlzmq.modules.rl_module import TorchRLModule
 from rlzmq.roles.batch_check import BatchCheck
 from rlzmq.roles.learner_link import module_outputs

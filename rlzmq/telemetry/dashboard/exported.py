@@ -12,7 +12,7 @@ from prometheus_client.registry import Collector
 
 from rlzmq.protocol.ledger import DROP_REASONS
 from rlzmq.telemetry.dashboard.watched import WatchedRun, runner_grid
-from rlzmq.telemetry.metric_paths import number_at, value_at
+from rlzmq.telemetry.runs import number_at, value_at
 
 __all__ = ["ExportedRuns"]
 

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from rlzmq.algorithms.health import judge
 from rlzmq.algorithms.results import NUM_LAGS
 from rlzmq.telemetry.dashboard.watched import WatchedRun, runner_grid
-from rlzmq.telemetry.metric_paths import value_at
+from rlzmq.telemetry.runs import value_at
 
 __all__ = ["Columns", "curves_for_width", "panels_of"]
 

@@ -22,9 +22,8 @@ from numpy.typing import NDArray
 from rlzmq.core.errors import ConfigurationError, RlzmqError
 from rlzmq.roles.remote_peer import Observer
 from rlzmq.telemetry.brokers import Rates, find_broker
-from rlzmq.telemetry.metric_paths import number_at, value_at
 from rlzmq.telemetry.run_directory import EVENTS
-from rlzmq.telemetry.runs import RETURN_MEAN, X_AXES, Run, differing_settings, find_runs
+from rlzmq.telemetry.runs import RETURN_MEAN, X_AXES, Run, differing_settings, find_runs, number_at, value_at
 
 __all__ = ["COLUMNS", "MetricsTail", "Watched", "WatchedRun", "runner_grid"]
 

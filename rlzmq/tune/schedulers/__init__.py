@@ -19,7 +19,7 @@ import numpy.typing as npt
 from rlzmq.config.search_space import Domain, Numeric, uniform
 from rlzmq.core.errors import ConfigurationError
 from rlzmq.core.synonyms import did_you_mean
-from rlzmq.telemetry.metric_paths import Mode, check_mode, flatten, number_at, value_at
+from rlzmq.telemetry.runs import Mode, check_mode, flatten, number_at, value_at
 from rlzmq.tune.callback import SearchTrial
 from rlzmq.tune.config_paths import config_value
 
