@@ -210,7 +210,7 @@ def first_line(error: BaseException) -> str:
     return f"{text.removesuffix('.')}: {status.last_words.summary.removesuffix('.')}."
 
 
-_POLICY = RestartPolicy(max_restarts=5, window_s=60.0)
+_BROKER_POLICY = RestartPolicy(max_restarts=5, window_s=60.0)
 
 
 class BrokerSupervisor(Supervisor):
@@ -241,7 +241,7 @@ class BrokerSupervisor(Supervisor):
         self._system = system
         self._run_id = run_id
         self._config = config
-        self._machine = Supervision(_POLICY)
+        self._machine = Supervision(_BROKER_POLICY)
         self._handle: Any = None
         self._incarnation = 0
         directory = system.run_directory

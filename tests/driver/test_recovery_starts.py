@@ -18,7 +18,7 @@ from rlzmq.actors import system
 from rlzmq.actors.process_state import ActorLostError
 from rlzmq.core.errors import DeadlineError, PeerLostError
 from rlzmq.core.patience import RestartPolicy
-from rlzmq.driver import broker_supervision
+from rlzmq.driver import supervision
 from rlzmq.driver.supervision import spawn_within
 from rlzmq.envs.registry import register_env
 from rlzmq.modules.default_models.actor_critic import DefaultActorCriticModule
@@ -123,8 +123,8 @@ async def test_a_broker_that_cannot_be_used_has_ended_before_the_next_one_takes_
         handle = await spawn_within(*args)
         return handle if failed else FailsOnce(handle)
 
-    monkeypatch.setattr(broker_supervision, "spawn_within", spawn)
-    monkeypatch.setattr(broker_supervision, "_POLICY", RestartPolicy(first_delay_s=1e-9))
+    monkeypatch.setattr(supervision, "spawn_within", spawn)
+    monkeypatch.setattr(supervision, "_BROKER_POLICY", RestartPolicy(first_delay_s=1e-9))
     async with small(1, 1).build_async() as algo:
         check_account(await algo.train(), 1)
     assert failed[0].exited.done()
