@@ -45,7 +45,7 @@ from rlzmq.tune.search import BasicVariantGenerator
 from rlzmq.tune.settings import RunConfig, TuneConfig
 from rlzmq.tune.stopper import NoopStopper, make_stopper
 from rlzmq.tune.study import Claim, EndedTrial, Study
-from rlzmq.tune.trial import Trial, read_results
+from rlzmq.tune.trial import Trial
 from rlzmq.tune.trial_api import TrialContext
 from rlzmq.tune.trial_process import TrialProcess
 
@@ -104,7 +104,6 @@ class Experiment:
         self._scheduler.set_search_properties(tune_config.metric, tune_config.mode)
         self._num_cores = num_usable_cores()
         self._trials: list[Trial] = []
-        self._observed: set[tuple[int, int]] = set()  # (trial, time) of results from other drivers
         self._tasks: dict[asyncio.Task[None], Trial] = {}
         self._is_over = False
         self._is_interrupted = False
@@ -162,8 +161,8 @@ class Experiment:
 
     async def _open_study(self) -> None:
         storage = self._tune.storage or f"sqlite:///{self._path / _STUDY_FILE}"
-        arguments = storage, self._path.name, self._tune.mode, self._searcher, self._space
-        self._study: Study = await self._on_store(Study, *arguments)
+        arguments = storage, self._path.name, self._scheduler.mode, self._searcher, self._space
+        self._study: Study = await self._on_store(Study, *arguments, self._scheduler.make_pruner())
 
     async def _open(self, runs_again: Callable[[EndedTrial], bool]) -> None:
         await self._open_study()
@@ -172,8 +171,6 @@ class Experiment:
         for ended in await self._on_store(self._study.ended):
             if runs_again(ended):
                 await self._on_store(self._study.forget, ended.index)
-            else:
-                self._replay(ended.index, Path(ended.path))
 
     async def _run_trials(self, system: ActorSystem) -> None:
         ticker = asyncio.create_task(self._tick(), name="tune heartbeat")
@@ -203,12 +200,6 @@ class Experiment:
         while True:
             await self._on_store(self._study.beat)
             await self._on_store(self._study.take_over_lost)
-            sign = -1.0 if self._scheduler.mode == "min" else 1.0
-            for index, values in await self._on_store(lambda: list(self._study.values_of_others())):
-                for at, value in values.items():
-                    if (index, at) not in self._observed:
-                        self._observed.add((index, at))
-                        self._scheduler.observe(f"{index:05d}", at, sign * value)
             if self._has_to_end():
                 self._is_over = True
             await asyncio.sleep(_TICK_S)
@@ -258,7 +249,6 @@ class Experiment:
             trial.last_result = trial.checkpoints[-1].result
         trial.config = with_values(trial.first_config, trial.changes)
         self._scheduler.on_trial_add(trial)
-        self._replay(claim.index, trial.path, until=trial.last_result.get("training_iteration", 0))
         return trial
 
     async def _names_of(self, trial: Trial) -> tuple[str, str]:
@@ -366,11 +356,10 @@ class Experiment:
             if got["has_checkpoint"]:
                 trial.last_result = result
                 trial.adopt_staged(checkpoints)
-            decision = await self._decide(trial, result)
+            decision = self._decide(trial, result, is_pruned=await self._report(trial, result))
             result["done"] = decision.action == "stop"
             trial.log(result)
             self._num_results += 1
-            await self._report(trial, result)
             await self._call_back("on_trial_result", trial, result=result)
             self._view.show(self._trials)
             is_last = decision.action == "stop"
@@ -391,10 +380,12 @@ class Experiment:
             if decision.action != "continue" or decision.exploits is not None:
                 return decision
 
-    async def _decide(self, trial: Trial, result: dict[str, Any]) -> Decision:
+    def _decide(self, trial: Trial, result: dict[str, Any], is_pruned: bool) -> Decision:
         """Return the decision about a trial after a result."""
         with self._watch.call("the search's scheduler or stopper"):
             decision = self._scheduler.on_trial_result(trial, result)
+            if is_pruned and decision.action == "continue":
+                decision = self._scheduler.on_trial_pruned(trial)
             if self._stopper(trial.trial_id, result) or result["done"]:
                 decision = Decision("stop")
             if self._stopper.stop_all() or self._has_to_end():
@@ -435,12 +426,15 @@ class Experiment:
         finally:
             handle.kill()
 
-    async def _report(self, trial: Trial, result: Mapping[str, Any]) -> None:
-        """Record the metric in the study, where dashboards and other machines see it."""
-        metric = self._metric
+    async def _report(self, trial: Trial, result: Mapping[str, Any]) -> bool:
+        """Record the metric in the study, where dashboards and other machines see it; return whether it is pruned."""
         at = self._scheduler.time_of(result)
-        if metric is not None and at is not None and (value := number_at(result, metric)) is not None:
-            await self._on_store(self._study.report, trial.claim, int(at), value)
+        value = None if self._metric is None else number_at(result, self._metric)
+        return (
+            at is not None
+            and value is not None
+            and await self._on_store(self._study.report, trial.claim, int(at), value)
+        )
 
     async def _end(self, trial: Trial, error: BaseException | None) -> None:
         """End a trial, in the study and in its directory."""
@@ -500,13 +494,6 @@ class Experiment:
                 config.learners(torch_num_threads=1)  # the other cores belong to other trials
             config.validate()
         return config
-
-    def _replay(self, index: int, path: Path, until: float = float("inf")) -> None:
-        """Pass the stored results of a trial to the scheduler."""
-        for result in read_results(path):
-            at, score = self._scheduler.time_of(result), self._scheduler.score_of(result)
-            if at is not None and score is not None and result["training_iteration"] <= until:
-                self._scheduler.observe(f"{index:05d}", at, score)
 
     def _cpus_of(self, trial: Trial) -> float:
         """Return how many cores a trial occupies."""

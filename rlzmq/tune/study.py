@@ -82,6 +82,7 @@ class Study:
         mode: Whether the metric should be large ("max") or small ("min").
         searcher: Chooses the values.
         space: The search objects by path.
+        pruner: Optuna's pruner, which tells which trials end early; None: none does.
 
     Raises:
         ConfigurationError: Optuna is not installed, or the storage cannot be used.
@@ -97,6 +98,7 @@ class Study:
         mode: Mode | None,
         searcher: Searcher,
         space: Mapping[str, SearchObject],
+        pruner: Any = None,
     ) -> None:
         self._optuna = load_optuna()
         self._searcher = searcher
@@ -116,6 +118,7 @@ class Study:
         sampler = searcher.make_sampler(self.seed)
         if sampler is not None:
             self._study.sampler = sampler
+        self._study.pruner = pruner or self._optuna.pruners.NopPruner()
         self.beat()
 
     @property
@@ -159,8 +162,8 @@ class Study:
         with contextlib.suppress(self._optuna.exceptions.UpdateFinishedTrialError):
             self._owned[claim.number].set_user_attr(_NAMES, names)
 
-    def report(self, claim: Claim, time: int, value: float) -> None:
-        """Record a metric of a running trial.
+    def report(self, claim: Claim, time: int, value: float) -> bool:
+        """Record a metric of a running trial; return whether the pruner would end it.
 
         Args:
             claim: The trial.
@@ -168,11 +171,14 @@ class Study:
             value: The metric.
         """
         trial = self._owned[claim.number]
-        if time not in self._reported.setdefault(claim.number, set()):
-            self._reported[claim.number].add(time)
-            # Taken over: see `end`.
-            with contextlib.suppress(self._optuna.exceptions.UpdateFinishedTrialError):
-                trial.report(value, time)
+        if time in self._reported.setdefault(claim.number, set()):
+            return False
+        self._reported[claim.number].add(time)
+        # Taken over: see `end`.
+        with contextlib.suppress(self._optuna.exceptions.UpdateFinishedTrialError):
+            trial.report(value, time)
+            return bool(trial.should_prune())
+        return False
 
     def end(
         self,
@@ -214,12 +220,6 @@ class Study:
             if trial.user_attrs[_INDEX] == index and _ENDED in trial.user_attrs:
                 self._study.add_trial(self._waiting_copy(trial, again=trial.user_attrs.get("again", 0) + 1))
                 return
-
-    def values_of_others(self) -> Iterator[tuple[int, dict[int, float]]]:
-        """Return (index, metric by time) of the trials that other drivers run."""
-        for trial in self._entries():
-            if trial.number not in self._owned and trial.intermediate_values:
-                yield trial.user_attrs[_INDEX], dict(trial.intermediate_values)
 
     # -- drivers -------------------------------------------------------------------------------------------
 

@@ -6,6 +6,7 @@ import contextlib
 import queue
 import shutil
 import tempfile
+import threading
 import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -28,6 +29,8 @@ __all__ = [
     "with_parameters",
     "with_resources",
 ]
+
+_STOP_S = 3.0  # for the clean-up of a function that is stopped
 
 
 @dataclass(frozen=True)
@@ -104,12 +107,24 @@ class TrialStopped(BaseException):
 
 
 class RunningFunction:
-    """The channel between a trial's function, which runs on its own thread, and the trial's actor.
+    """A trial's function, on a thread of its own: `report` hands over one result and waits until the next is asked for.
 
-    `report` hands over one result and blocks until the actor asks for the next one.
+    Args:
+        function: The function.
+        config: Its argument.
+        context: Facts about the trial.
+        checkpoint: What `get_checkpoint` returns.
+        stage: Directory into which a reported checkpoint is copied.
     """
 
-    def __init__(self, context: TrialContext, checkpoint: Checkpoint | None, stage: Path) -> None:
+    def __init__(
+        self,
+        function: Callable[[Any], Any],
+        config: Any,
+        context: TrialContext,
+        checkpoint: Checkpoint | None,
+        stage: Path,
+    ) -> None:
         self.context = context
         self.checkpoint = checkpoint
         self._stage = stage
@@ -117,6 +132,19 @@ class RunningFunction:
             queue.SimpleQueue()
         )
         self._permits: queue.SimpleQueue[bool] = queue.SimpleQueue()
+        self._is_over = False
+        self._thread = threading.Thread(target=self._run, args=(function, config), name="trial", daemon=True)
+
+    def _run(self, function: Callable[[Any], Any], config: Any) -> None:
+        try:
+            returned = function(config)
+            if isinstance(returned, Mapping):  # the function's last result
+                self._reports.put((dict(returned), False))
+            self._reports.put(None)
+        except TrialStopped:
+            self._reports.put(None)
+        except BaseException as error:
+            self._reports.put(error)
 
     def report(self, metrics: Mapping[str, Any], checkpoint: Checkpoint | None) -> None:
         """Hand over a result and wait until the trial may continue.
@@ -131,24 +159,34 @@ class RunningFunction:
         if not self._permits.get():
             raise TrialStopped
 
-    def end(self, error: BaseException | None = None) -> None:
-        """Record that the function has returned, or raised `error`."""
-        self._reports.put(error)
-
-    def next_report(self) -> tuple[dict[str, Any], bool] | None:
-        """Return the next result and whether it has a checkpoint; None after the last one.
+    def step(self) -> tuple[dict[str, Any], bool] | None:
+        """Let the function go on; return its next result and whether it has a checkpoint, or None after the last one.
 
         Raises:
             BaseException: The error that the function raised.
         """
+        if self._is_over:
+            return None
+        if self._thread.ident is None:
+            self._thread.start()
+        else:
+            self._permits.put(True)
         found = self._reports.get()
+        self._is_over = not isinstance(found, tuple)
         if isinstance(found, BaseException):
             raise found
         return found
 
-    def resume(self, may_continue: bool) -> None:
-        """Make the function's `report` return (`may_continue`) or raise TrialStopped."""
-        self._permits.put(may_continue)
+    def save(self, path: Path) -> bool:
+        """Return False: only the function itself can save its state."""
+        return False
+
+    def stop(self) -> None:
+        """Make a function that waits in `report` raise TrialStopped."""
+        if self._thread.is_alive():
+            self._permits.put(False)
+            self._thread.join(_STOP_S)
+        set_running_function(None)
 
 
 _running: RunningFunction | None = None

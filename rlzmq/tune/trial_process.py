@@ -6,11 +6,10 @@ import datetime
 import os
 import platform
 import shutil
-import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Protocol
 
 from rlzmq.algorithms.algorithm import Algorithm
 from rlzmq.config.base_config import BaseConfig
@@ -25,7 +24,6 @@ from rlzmq.tune.trial_api import (
     RunningFunction,
     Trainable,
     TrialContext,
-    TrialStopped,
     set_running_function,
 )
 
@@ -33,8 +31,6 @@ __all__ = ["STAGED_CHECKPOINT", "TrialProcess"]
 
 STAGED_CHECKPOINT = ".checkpoint-reported"
 """Directory, within the trial's directory, of a function's reported checkpoint until it gets its final name."""
-
-_STOP_S = 3.0
 
 
 class _Running(Protocol):
@@ -143,7 +139,11 @@ def _start(
     if isinstance(trainable, type):
         assert isinstance(config, dict)
         return _RunningTrainable(trainable, config, context, checkpoint, iteration)
-    return _RunningFunction(trainable, config, context, checkpoint)
+    stage = Path(context.trial_dir) / STAGED_CHECKPOINT
+    from_checkpoint = None if checkpoint is None else Checkpoint(checkpoint)
+    function = RunningFunction(trainable, config, context, from_checkpoint, stage)
+    set_running_function(function)
+    return function
 
 
 def _with_own_files(config: BaseConfig, trial_dir: Path) -> BaseConfig:
@@ -220,55 +220,3 @@ class _RunningTrainable:
 
     def stop(self) -> None:
         self._trainable.cleanup()
-
-
-class _RunningFunction:
-    def __init__(
-        self,
-        function: Callable[[Any], Any],
-        config: TrialConfig,
-        context: TrialContext,
-        checkpoint: str | None,
-    ) -> None:
-        self._function = RunningFunction(
-            context,
-            None if checkpoint is None else Checkpoint(checkpoint),
-            Path(context.trial_dir) / STAGED_CHECKPOINT,
-        )
-        set_running_function(self._function)
-        self._state: Literal["new", "waiting", "over"] = "new"
-        self._final: dict[str, Any] | None = None
-        self._thread = threading.Thread(target=self._run, args=(function, config), name="trial", daemon=True)
-
-    def _run(self, function: Callable[[Any], Any], config: TrialConfig) -> None:
-        try:
-            returned = function(config)
-            if isinstance(returned, Mapping):  # the function's last result
-                self._final = dict(returned)
-        except TrialStopped:
-            self._function.end()
-        except BaseException as error:
-            self._function.end(error)
-        else:
-            self._function.end()
-
-    def step(self) -> tuple[dict[str, Any], bool] | None:
-        if self._state == "new":
-            self._thread.start()
-        elif self._state == "waiting":
-            self._function.resume(True)
-        found = self._function.next_report() if self._state != "over" else None
-        self._state = "over" if found is None else "waiting"
-        if found is None and self._final is not None:
-            found, self._final = (self._final, False), None
-            self._state = "over"
-        return found
-
-    def save(self, path: Path) -> bool:
-        return False
-
-    def stop(self) -> None:
-        if self._state == "waiting":
-            self._function.resume(False)
-            self._thread.join(_STOP_S)
-        set_running_function(None)

@@ -15,7 +15,6 @@ import pytest
 from rlzmq import PPO, ResultGrid, tune
 from rlzmq.core.errors import ConfigurationError, ExitRaisedError
 from rlzmq.tune import registry
-from rlzmq.tune.schedulers import HyperBandScheduler, create_scheduler
 from rlzmq.tune.study import Claim
 from rlzmq.tune.trial import SavedCheckpoint, Trial
 from tests.tune.trainables import score, with_checkpoints
@@ -239,17 +238,3 @@ def test_a_placement_group_is_the_sum_of_its_cores() -> None:
     factory = tune.PlacementGroupFactory([{"CPU": 1}, {"CPU": 0.5, "GPU": 0}, {"CPU": 2}])
     assert factory.required_resources == {"CPU": 3.5}
     assert tune.with_resources(score, factory).resources == {"cpu": 3.5}
-
-
-def test_hyperband_has_all_brackets_below_its_last_time() -> None:
-    scheduler = create_scheduler("hyperband", max_t=81, reduction_factor=3)
-    assert isinstance(scheduler, HyperBandScheduler)
-    assert scheduler.brackets == 4
-    assert [[time for time, _ in rungs] for rungs in scheduler._rungs] == [
-        [27, 9, 3, 1],
-        [27, 9, 3],
-        [27, 9],
-        [27],
-    ]
-    with pytest.raises(ConfigurationError, match="reduction_factor above 1"):
-        HyperBandScheduler(reduction_factor=1)

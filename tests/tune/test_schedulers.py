@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import optuna
 import pytest
 
 from rlzmq import tune
@@ -16,6 +17,7 @@ from rlzmq.tune.schedulers import (
     PB2,
     ASHAScheduler,
     FIFOScheduler,
+    HyperBandScheduler,
     MedianStoppingRule,
     PopulationBasedTraining,
     TrialScheduler,
@@ -42,45 +44,67 @@ def with_metric(scheduler: TrialScheduler, mode: str = "max") -> Any:
     return scheduler
 
 
+def decisions(scheduler: Any, mode: str, results: list[tuple[int, int, float]]) -> list[str]:
+    """What a scheduler says of results (trial, time, value) that come one after the other."""
+    study = optuna.create_study(direction=f"{mode}imize", pruner=with_metric(scheduler, mode).make_pruner())
+    trials: dict[int, Any] = {}
+    said = []
+    for index, time, value in results:
+        trial = trials.get(index) or trials.setdefault(index, study.ask())
+        trial.report(value, time)
+        ours: Any = FakeTrial(f"{index:05d}")
+        decision = scheduler.on_trial_result(ours, result(time, value))
+        if decision.action == "continue" and trial.should_prune():
+            decision = scheduler.on_trial_pruned(ours)
+        said.append(decision.action)
+    return said
+
+
 @pytest.mark.parametrize(("mode", "sign"), [("max", 1), ("min", -1)])
 def test_asha_keeps_the_best_part_at_each_rung(mode: str, sign: int) -> None:
-    scheduler = with_metric(ASHAScheduler(max_t=9, grace_period=1, reduction_factor=3), mode)
-    actions = [
-        scheduler.on_trial_result(FakeTrial(f"{i:05d}"), result(1, sign * value)).action
-        for i, value in enumerate([5, 4, 6, 5.5, 1, 7])
+    results = [
+        (0, 1, 5),
+        (1, 1, 4),
+        (2, 1, 6),
+        (3, 1, 1),
+        (4, 1, 7),
+        (0, 2, -100),
+        (0, 3, 9),
+        (2, 3, 8),
+        (0, 9, 9),
     ]
-    # The first goes on; the others have to reach the 2/3 quantile of those before them.
-    assert actions == ["continue", "stop", "continue", "continue", "stop", "continue"]
-    assert (
-        scheduler.on_trial_result(FakeTrial("00000"), result(2, -sign * 100)).action == "continue"
-    )  # no rung
-    assert scheduler.on_trial_result(FakeTrial("00000"), result(3, sign * 9)).action == "continue"
-    assert scheduler.on_trial_result(FakeTrial("00002"), result(3, sign * 8)).action == "stop"
-    assert scheduler.on_trial_result(FakeTrial("00000"), result(9, sign * 9)).action == "stop"  # max_t
+    scheduler = ASHAScheduler(max_t=9, grace_period=1, reduction_factor=3)
+    said = decisions(scheduler, mode, [(i, t, sign * v) for i, t, v in results])
+    # The first goes on; the others have to be the best so far. Time 2 is no rung; 9 is `max_t`.
+    assert said == [
+        "continue",
+        "stop",
+        "continue",
+        "stop",
+        "continue",
+        "continue",
+        "continue",
+        "stop",
+        "stop",
+    ]
 
 
-def test_asha_knows_results_of_earlier_and_other_drivers() -> None:
-    scheduler = with_metric(ASHAScheduler(max_t=9, grace_period=1, reduction_factor=3))
-    for index in range(3):
-        scheduler.observe(f"{index:05d}", 1, 10.0)
-    assert scheduler.on_trial_result(FakeTrial("00003"), result(1, 9.0)).action == "stop"
-    assert scheduler.on_trial_result(FakeTrial("00001"), result(1, 0.0)).action == "continue"  # it has passed
+def test_hyperband_has_brackets_whose_rungs_begin_later() -> None:
+    scheduler = HyperBandScheduler(time_attr="training_iteration", max_t=9)
+    said = decisions(scheduler, "max", [(i, 1, -float(i)) for i in range(30)])
+    assert "stop" in said
+    assert said.count("continue") > 2
 
 
-@pytest.mark.parametrize("hard_stop", [True, False])
-def test_the_median_rule_ends_what_is_worse_than_the_others(hard_stop: bool) -> None:
-    rule = with_metric(
-        MedianStoppingRule(
-            time_attr="training_iteration", grace_period=2, min_samples_required=3, hard_stop=hard_stop
-        )
+@pytest.mark.parametrize(("hard_stop", "expected"), [(True, "stop"), (False, "pause")])
+def test_the_median_rule_ends_what_is_worse_than_the_others(hard_stop: bool, expected: str) -> None:
+    rule = MedianStoppingRule(
+        time_attr="training_iteration", grace_period=2, min_samples_required=3, hard_stop=hard_stop
     )
-    for index, level in enumerate([3.0, 2.0, 1.0]):
-        for time in (1, 2, 3):
-            assert rule.on_trial_result(FakeTrial(f"{index:05d}"), result(time, level)).action == "continue"
-    bad = FakeTrial("00009")
-    assert rule.on_trial_result(bad, result(1, 0.0)).action == "continue"  # before the grace period is over
-    assert rule.on_trial_result(bad, result(2, 0.0)).action == ("stop" if hard_stop else "pause")
-    assert rule.on_trial_result(FakeTrial("00008"), result(3, 2.5)).action == "continue"
+    good = [(index, time, level) for index, level in enumerate([3.0, 2.0, 1.0]) for time in (1, 2, 3)]
+    said = decisions(rule, "max", [*good, (9, 1, 0.0), (9, 2, 0.0), (8, 3, 2.5), (9, 3, 0.0)])
+    # Nothing ends before the grace period is over; a trial pauses once only.
+    assert said == [*["continue"] * 10, expected, "continue", "stop" if hard_stop else "continue"]
 
 
 def test_population_based_training_exploits_the_best_and_changes_values() -> None:
@@ -173,7 +197,7 @@ def test_population_based_training_draws_new_values() -> None:
     ("make", "text"),
     [
         (lambda: ASHAScheduler(grace_period=9, max_t=3), "at most max_t"),
-        (lambda: ASHAScheduler(reduction_factor=1), "a reduction_factor above 1"),
+        (lambda: ASHAScheduler(reduction_factor=1), "expected 2 or more"),
         (lambda: PopulationBasedTraining(), "needs hyperparam_mutations"),
         (
             lambda: PopulationBasedTraining(hyperparam_mutations={"lr": 3}),

@@ -75,7 +75,6 @@ os._exit(9)
 def test_trials_of_a_dead_driver_are_taken_over_and_end_once(tmp_path: Path) -> None:
     assert run_warm("-c", _DIES, str(tmp_path), timeout=100).returncode == 9
     record = study(tmp_path)
-    assert dict(record.values_of_others()) == {0: {1: 0.5}}
     assert record.take_over_lost() == 2
     assert record.take_over_lost() == 0
     record.ensure_waiting(3)

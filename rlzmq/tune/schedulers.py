@@ -1,7 +1,4 @@
-"""Schedulers, under RLlib's names.
-
-ASHA: Li et al. 2018, arXiv:1810.05934.
-"""
+"""Schedulers, under RLlib's names: pruners of Optuna, and populations."""
 
 from __future__ import annotations
 
@@ -22,6 +19,7 @@ from rlzmq.core.synonyms import did_you_mean
 from rlzmq.telemetry.runs import Mode, check_mode, flatten, number_at, value_at
 from rlzmq.tune.callback import SearchTrial
 from rlzmq.tune.config_paths import config_value
+from rlzmq.tune.search import load_optuna
 
 __all__ = [
     "CONTINUE",
@@ -64,8 +62,8 @@ STOP = Decision("stop")
 class TrialScheduler:
     """Base class of the schedulers.
 
-    Results of resumed trials, and of trials on other machines, are passed to `observe`. New results of this process's
-    trials are passed to `on_trial_result`.
+    A scheduler ends trials by its pruner, which sees the results of all drivers' trials in the study, or decides about
+    this driver's trials in `on_trial_result`.
 
     Attributes:
         time_attr: Path of the time in results, e.g. "training_iteration".
@@ -104,14 +102,13 @@ class TrialScheduler:
     def on_trial_add(self, trial: SearchTrial) -> None:
         """Register a new or resumed trial."""
 
-    def observe(self, trial_id: str, time: float, score: float) -> None:
-        """Record a result without a decision about its trial.
+    def make_pruner(self) -> Any:
+        """Return the Optuna pruner that ends trials; None: none does."""
+        return None
 
-        Args:
-            trial_id: The trial.
-            time: The result's value of `time_attr`.
-            score: The metric; negated if `mode` is "min", so that large scores are good.
-        """
+    def on_trial_pruned(self, trial: SearchTrial) -> Decision:
+        """Return what a trial does that the pruner would end."""
+        return STOP
 
     def on_trial_result(self, trial: SearchTrial, result: Mapping[str, Any]) -> Decision:
         """Return the decision about a trial after this result."""
@@ -147,11 +144,12 @@ class FIFOScheduler(TrialScheduler):
 
 @dataclasses.dataclass
 class ASHAScheduler(TrialScheduler):
-    """Ends trials that are not among the best when they reach a rung.
+    """Ends trials that are not among the best when they reach a rung: Optuna's SuccessiveHalvingPruner.
 
     Rungs are at the times ``grace_period * reduction_factor**k`` below `max_t`. At a rung a trial ends if its score is
-    below the ``1 - 1/reduction_factor`` quantile of the scores that earlier trials had there. The first trial
-    continues.
+    not among the best ``1/reduction_factor`` of those that trials had there so far; the first trial continues.
+
+    Source: Li et al. 2018, arXiv:1810.05934.
 
     Args:
         time_attr: Path of the time in results.
@@ -160,8 +158,8 @@ class ASHAScheduler(TrialScheduler):
         max_t: Time at which every trial ends.
         grace_period: Time before which no trial ends.
         reduction_factor: About one in `reduction_factor` trials passes a rung.
-        brackets: Number of brackets; trials take turns in using them. The rungs of bracket s begin at
-            ``grace_period * reduction_factor**s``.
+        brackets: More than 1: all of Hyperband's brackets, whose rungs begin at ``grace_period *
+            reduction_factor**s`` (HyperbandPruner).
         stop_last_trials: Whether trials end at `max_t`.
     """
 
@@ -176,50 +174,26 @@ class ASHAScheduler(TrialScheduler):
     ends_trials: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        if not 0 < self.grace_period <= self.max_t:
-            raise ConfigurationError(
-                f"ASHAScheduler(grace_period={self.grace_period}, max_t={self.max_t}): expected a grace_period above 0 "
-                "and at most max_t."
-            )
-        if not self.reduction_factor > 1 or self.brackets < 1:
-            raise ConfigurationError(
-                f"ASHAScheduler(reduction_factor={self.reduction_factor}, brackets={self.brackets}): expected a "
-                "reduction_factor above 1 and at least 1 bracket."
-            )
-        self._rungs = [self._new_rungs(bracket) for bracket in range(self.brackets)]
+        for is_wrong, name, expected in (
+            (not 0 < self.grace_period <= self.max_t, "grace_period", "above 0 and at most max_t"),
+            (not self.reduction_factor >= 2, "reduction_factor", "2 or more"),
+            (self.brackets < 1, "brackets", "1 or more"),
+        ):
+            if is_wrong:
+                raise ConfigurationError(f"ASHAScheduler({name}={getattr(self, name)}): expected {expected}.")
 
-    def _new_rungs(self, bracket: int) -> list[tuple[float, dict[str, float]]]:
-        """Return (time, scores by trial) of a bracket's rungs, last rung first."""
-        rungs: list[tuple[float, dict[str, float]]] = []
-        time = self.grace_period * self.reduction_factor**bracket
-        while time < self.max_t:
-            rungs.insert(0, (time, {}))
-            time *= self.reduction_factor
-        return rungs
-
-    def observe(self, trial_id: str, time: float, score: float) -> None:
-        """Record a result at the last rung that the trial has reached."""
-        self._enter(trial_id, time, score)
+    def make_pruner(self) -> Any:
+        """Return Optuna's SuccessiveHalvingPruner, or its HyperbandPruner if there are several brackets."""
+        pruners = load_optuna().pruners
+        least, factor = max(math.ceil(self.grace_period), 1), self.reduction_factor
+        if self.brackets == 1:
+            return pruners.SuccessiveHalvingPruner(min_resource=least, reduction_factor=factor)
+        return pruners.HyperbandPruner(least, max(math.ceil(self.max_t), least), reduction_factor=factor)
 
     def on_trial_result(self, trial: SearchTrial, result: Mapping[str, Any]) -> Decision:
-        """Return STOP at `max_t`, or if the trial's score at a rung is not among the best."""
-        time, score = self.time_of(result), self.score_of(result)
-        if time is None or score is None:
-            return CONTINUE
-        passes = self._enter(trial.trial_id, time, score)
-        return STOP if not passes or (self.stop_last_trials and time >= self.max_t) else CONTINUE
-
-    def _enter(self, trial_id: str, time: float, score: float) -> bool:
-        rungs = self._rungs[int(trial_id) % self.brackets]
-        for milestone, scores in rungs:
-            if time < milestone:
-                continue
-            if trial_id in scores:
-                return True
-            others = list(scores.values())
-            scores[trial_id] = score
-            return not others or score >= float(np.percentile(others, (1 - 1 / self.reduction_factor) * 100))
-        return True
+        """Return STOP at `max_t`."""
+        time = self.time_of(result)
+        return STOP if self.stop_last_trials and time is not None and time >= self.max_t else CONTINUE
 
 
 AsyncHyperBandScheduler = ASHAScheduler
@@ -227,7 +201,7 @@ AsyncHyperBandScheduler = ASHAScheduler
 
 @dataclasses.dataclass
 class HyperBandScheduler(ASHAScheduler):
-    """ASHA with all of Hyperband's brackets that fit below `max_t` (arXiv:1603.06560).
+    """ASHA with all of Hyperband's brackets that fit below `max_t` (arXiv:1603.06560): Optuna's HyperbandPruner.
 
     Unlike Ray's class of this name, no trial waits for others at a rung: it is compared with those that came there
     before it.
@@ -245,14 +219,7 @@ class HyperBandScheduler(ASHAScheduler):
     max_t: float = 81
     reduction_factor: float = 3
     grace_period: float = dataclasses.field(default=1, init=False)
-    brackets: int = dataclasses.field(default=1, init=False)
-
-    def __post_init__(self) -> None:
-        """Check the settings; the number of brackets follows from them."""
-        if self.reduction_factor > 1:
-            while self.grace_period * self.reduction_factor**self.brackets < self.max_t:
-                self.brackets += 1
-        super().__post_init__()
+    brackets: int = dataclasses.field(default=2, init=False)
 
 
 @dataclasses.dataclass
@@ -278,34 +245,35 @@ class MedianStoppingRule(TrialScheduler):
     hard_stop: bool = True
 
     def __post_init__(self) -> None:
-        self._results: dict[str, list[tuple[float, float]]] = {}
         self._paused: set[str] = set()
 
-    def observe(self, trial_id: str, time: float, score: float) -> None:
-        """Record a result."""
-        self._results.setdefault(trial_id, []).append((time, score))
+    def make_pruner(self) -> Any:
+        """Return an Optuna pruner; unlike Optuna's MedianPruner, it counts running trials, too."""
+        rule = self
+        sign = -1.0 if self.mode == "min" else 1.0
 
-    def on_trial_result(self, trial: SearchTrial, result: Mapping[str, Any]) -> Decision:
-        """Return STOP (PAUSE without `hard_stop`) for a trial that is worse than the median."""
-        time, score = self.time_of(result), self.score_of(result)
-        if time is None or score is None:
-            return CONTINUE
-        self.observe(trial.trial_id, time, score)
-        if time < self.grace_period or trial.trial_id in self._paused:
-            return CONTINUE
-        means = [
-            statistics.fmean(scores)
-            for other, results in self._results.items()
-            if other != trial.trial_id and max(t for t, _ in results) >= time
-            if (scores := [s for t, s in results if self.grace_period <= t <= time])
-        ]
-        if len(means) < self.min_samples_required:
-            return CONTINUE
-        best = max(s for _, s in self._results[trial.trial_id])
-        if best >= statistics.median(means):
-            return CONTINUE
+        class MedianOfMeans(load_optuna().pruners.BasePruner):  # type: ignore[misc]
+            def prune(self, study: Any, trial: Any) -> bool:
+                now = trial.last_step
+                if now is None or now < rule.grace_period:
+                    return False
+                means = []
+                for other in study.get_trials(deepcopy=False):
+                    past = other.intermediate_values.items()
+                    scores = [sign * value for at, value in past if rule.grace_period <= at <= now]
+                    if scores and other.number != trial.number and other.last_step >= now:
+                        means.append(statistics.fmean(scores))
+                best = max(sign * value for value in trial.intermediate_values.values())
+                return len(means) >= rule.min_samples_required and best < statistics.median(means)
+
+        return MedianOfMeans()
+
+    def on_trial_pruned(self, trial: SearchTrial) -> Decision:
+        """Return STOP; without `hard_stop` PAUSE, once."""
         if self.hard_stop:
             return STOP
+        if trial.trial_id in self._paused:
+            return CONTINUE
         self._paused.add(trial.trial_id)
         return PAUSE
 
@@ -386,10 +354,8 @@ class PopulationBasedTraining(TrialScheduler):
         """Add a trial to the population."""
         self._trials.append(trial)
         self._compared_at[trial.trial_id] = self.time_of(trial.last_result) or 0.0
-
-    def observe(self, trial_id: str, time: float, score: float) -> None:
-        """Record the last score of a resumed trial."""
-        self._scores[trial_id] = score
+        if (score := self.score_of(trial.last_result)) is not None:
+            self._scores[trial.trial_id] = score
 
     def on_trial_result(self, trial: SearchTrial, result: Mapping[str, Any]) -> Decision:
         """Return whether the trial continues, saves its state for others, or continues from another's checkpoint."""
