@@ -312,6 +312,8 @@ class Experiment:
         """Start a trial's process and take its results; return whether the trial has ended (else it pauses)."""
         while True:
             newest = trial.rewind()
+            if trial.last_result.get("done"):  # its driver died before the study knew
+                return True
             trial.write_config()
             handle = await system.spawn(
                 TrialProcess,
