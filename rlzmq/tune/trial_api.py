@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from rlzmq.core.errors import ConfigurationError
+from rlzmq.tune.config_paths import TrialConfig
 
 __all__ = [
     "Checkpoint",
@@ -120,7 +121,7 @@ class RunningFunction:
     def __init__(
         self,
         function: Callable[[Any], Any],
-        config: Any,
+        config: TrialConfig,
         context: TrialContext,
         checkpoint: Checkpoint | None,
         stage: Path,
@@ -135,7 +136,7 @@ class RunningFunction:
         self._is_over = False
         self._thread = threading.Thread(target=self._run, args=(function, config), name="trial", daemon=True)
 
-    def _run(self, function: Callable[[Any], Any], config: Any) -> None:
+    def _run(self, function: Callable[[Any], Any], config: TrialConfig) -> None:
         try:
             returned = function(config)
             if isinstance(returned, Mapping):  # the function's last result
