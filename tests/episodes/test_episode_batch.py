@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import operator
 import pickle
 import weakref
 from collections.abc import Callable
@@ -16,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rlzmq.core.tree import tree_leaves
-from rlzmq.episodes.columns import Columns, ragged_arange, steps_window
+from rlzmq.episodes.columns import Columns, steps_window
 from rlzmq.episodes.episode_batch import EpisodeBatch
 from rlzmq.episodes.single_agent_episode import SingleAgentEpisode
 
@@ -97,24 +96,6 @@ def test_items_are_views_on_the_columns() -> None:
         batch[6]
     assert_same_episodes(batch, [batch[i] for i in range(6)])
     assert (batch[np.int64(1)].id_, len(batch[:0]), batch.num_env_steps) == ("e1", 0, 21)
-
-
-def test_changing_an_item_leaves_the_batch_alone() -> None:
-    batch = runner_batch()
-    before = copy.deepcopy(batch.columns)
-    episode = batch[0]
-    episode.set_rewards(new_data=[7.0, 8.0])
-    episode.set_observations(new_data=episode.get_observations(0), at_indices=-1)
-    assert episode.get_return() == 15.0
-    observation = {"x": np.zeros(2), "y": (3,)}
-    outputs = {"action_logp": 0.0, "state_out": {"h": np.zeros(4)}}
-    ongoing = batch[1]
-    ongoing.add_env_step(observation, 5, 1.0, extra_model_outputs=outputs)
-    assert (len(ongoing), ongoing.is_numpy) == (batch.length[1] + 1, True)
-    ongoing.custom_data["more"] = 1
-    assert batch.custom_data == {1: {"mine": 4}}
-    for left, right in zip(tree_leaves(before), tree_leaves(batch.columns), strict=True):
-        assert np.array_equal(left, right)
 
 
 def test_items_are_remembered_and_their_changes_are_kept() -> None:
@@ -200,13 +181,6 @@ def test_episodes_with_strings_and_numbers_in_one_column_are_refused() -> None:
             EpisodeBatch.from_episodes([episode(1.0, left), episode("x", right)])
 
 
-def test_batches_add_up_to_lists_of_episodes() -> None:
-    left, right = runner_batch(), runner_batch()
-    assert left + right == [*left, *right]
-    assert operator.add([left[0]], right) == [left[0], *right]
-    assert operator.add(left, [right[0]]) == [*left, right[0]]
-
-
 def test_returns_and_step_slots_agree_with_the_episodes() -> None:
     batch = runner_batch()
     assert batch.get_returns().tolist() == [episode.get_return() for episode in batch]
@@ -218,41 +192,6 @@ def test_returns_and_step_slots_agree_with_the_episodes() -> None:
     assert batch.num_bytes == sum(leaf.nbytes for leaf in tree_leaves(batch.columns))
     assert batch.extra_names == ["action_logp", "state_out"]
     assert "chunks=6, env_steps=21, slots=33" in repr(batch)
-
-
-def test_selected_chunks_share_the_columns() -> None:
-    batch = runner_batch()
-    for part, chosen in (
-        (batch[1:5:2], [1, 3]),
-        (batch[::-1], [5, 4, 3, 2, 1, 0]),
-        (batch.select([4, 0, 4]), [4, 0, 4]),
-        (batch.select(batch.terminated), [0, 2, 4]),
-        (batch.select([-5, 0, -1]), [1, 0, 5]),
-    ):
-        assert part.columns is batch.columns
-        assert_same_episodes(part, [batch[c] for c in chosen])
-
-
-def test_every_split_keeps_steps_and_states() -> None:
-    batch = runner_batch()
-    steps = batch.step_slots().tolist()
-    for num_steps in range(batch.num_env_steps + 1):
-        head, tail = batch.split(num_steps)
-        head.validate()
-        tail.validate()
-        assert head.step_slots().tolist() == steps[:num_steps]
-        assert tail.step_slots().tolist() == steps[num_steps:]
-        assert head.num_env_steps == num_steps
-        joined = EpisodeBatch.concat([head, tail])
-        assert joined.columns is batch.columns
-        assert joined.step_slots().tolist() == steps
-        assert joined.get_returns().sum() == batch.get_returns().sum()
-        assert sum(joined.terminated) + sum(joined.truncated) == 4
-        assert joined.duration_s.sum() == pytest.approx(21.0)
-        if num_steps and len(tail) and tail.start[0] not in batch.start:
-            state_out = batch.columns[Columns.STATE_OUT]["h"][tail.start[0] - 1]
-            assert tail.initial_state["h"][0].tolist() == state_out.tolist()
-            assert batch.initial_state["h"][-len(tail)].tolist() != state_out.tolist()
 
 
 def test_a_chunk_cut_in_two_is_what_slicing_its_episode_gives() -> None:
@@ -288,15 +227,6 @@ def test_slices_of_steps_agree_with_a_list_of_steps(lengths: list[int], data: st
     assert sum(head.length == 0) + sum(tail.length == 0) == lengths.count(0)
     window = steps_window(np.array(lengths, np.int64), begin, end)
     assert 0 <= window[0] <= window[1] <= len(lengths)
-
-
-def test_steps_outside_are_refused() -> None:
-    batch = runner_batch()
-    for begin, end in ((-1, 2), (3, 2), (0, 22)):
-        with pytest.raises(ValueError, match=r"expected steps within 0…21"):
-            batch.slice_steps(begin, end)
-    with pytest.raises(ValueError, match="expected steps"):
-        batch.split(22)
 
 
 def test_compacting_keeps_the_episodes_and_drops_other_slots() -> None:
@@ -428,9 +358,3 @@ def test_tables_that_do_not_fit_are_refused() -> None:
         EpisodeBatch({"obs": np.zeros(1), "actions": np.zeros(1)}, start=[], length=[]).validate()
     with pytest.raises(ValueError, match="initial_state: expected 1 rows"):
         EpisodeBatch(batch.columns, start=[0], length=[1], initial_state=np.zeros(3)).validate()
-
-
-def test_ragged_ranges() -> None:
-    starts, counts = np.array([5, 0, 9]), np.array([2, 0, 3])
-    assert ragged_arange(starts, counts).tolist() == [5, 6, 9, 10, 11]
-    assert ragged_arange(starts[:0], counts[:0]).tolist() == []

@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 
 from rlzmq.core.errors import ProtocolError
 from rlzmq.core.tree import tree_leaves
-from rlzmq.episodes.columns import Columns
 from rlzmq.episodes.episode_batch import EpisodeBatch
 from rlzmq.episodes.episode_wire import FrameReader
 from tests.episodes.test_episode_batch import assert_same_episodes, mixed_episodes, runner_batch
@@ -63,20 +62,6 @@ def test_a_small_part_of_large_columns_is_sent_without_the_rest() -> None:
     twice = batch.select([1, 1])
     assert twice.to_wire()[0]["num_slots"] == 42
     assert len(received(twice)) == 2
-
-
-def test_a_lease_s_header_takes_a_few_hundred_bytes() -> None:
-    num_slots = 64 * 52
-    columns = {
-        Columns.OBS: np.zeros((num_slots, 4), np.float32),
-        Columns.ACTIONS: np.zeros(num_slots, np.int64),
-        Columns.REWARDS: np.zeros(num_slots),
-        Columns.ACTION_LOGP: np.zeros(num_slots, np.float32),
-        Columns.ACTION_DIST_INPUTS: np.zeros((num_slots, 2), np.float32),
-    }
-    meta = {"runner_id": "runner-1", "incarnation": 3, "weights_version": 12, "num_env_steps": 3200}
-    batch = EpisodeBatch(columns, start=np.arange(64) * 52, length=np.full(64, 50), meta=meta)
-    assert len(msgpack.packb(batch.to_wire()[0])) < 400
 
 
 def test_infos_without_a_plain_form_are_left_out_and_counted() -> None:
@@ -188,19 +173,6 @@ def test_malformed_headers_are_refused(path: tuple[Any, ...], value: Any, expect
         header["columns"].append(["late", ["<f8", [4]]])
     with pytest.raises(ProtocolError, match=expected):
         EpisodeBatch.from_wire(header, frames)
-
-
-def test_deep_trees_and_missing_fields_are_refused() -> None:
-    header, frames = sent(runner_batch())
-    deep: Any = ["<i8", []]
-    for _ in range(17):
-        deep = {"tuple": [deep]}
-    header["columns"][1][1] = deep
-    with pytest.raises(ProtocolError, match="at most 16 deep"):
-        EpisodeBatch.from_wire(header, frames)
-    for wrong in (None, [], {}, {"num_slots": 1}):
-        with pytest.raises(ProtocolError, match="header: expected the fields"):
-            EpisodeBatch.from_wire(wrong, frames)
 
 
 @pytest.mark.parametrize(

@@ -37,76 +37,6 @@ def plain(found: Any) -> Any:
     return np.asarray(found).tolist()
 
 
-def test_slices_with_none_bounds_leave_the_lookback_part_out(make: Any) -> None:
-    buffer = make(DATA, 2)
-    assert plain(buffer.get()) == plain(buffer[:]) == [12, 13, 14]
-    assert plain(buffer[1:]) == [13, 14]
-    assert plain(buffer[:-1]) == [12, 13]
-    assert plain(buffer[-4:]) == [11, 12, 13, 14]
-    assert plain(buffer.get(slice(-2, None), neg_index_as_lookback=True)) == DATA
-    assert plain(buffer.get(slice(None, -1), neg_index_as_lookback=True)) == []
-    assert plain(buffer[2:0]) == plain(buffer[::-1]) == []
-    assert plain(buffer[2:0:-1]) == [14, 13]
-    assert plain(buffer.get(slice(2, -9, -2))) == [14, 12, 10]
-    assert plain(buffer[-4:99:3]) == [11, 14]
-    # Bounds outside of the data are clipped to it first, as a list's are.
-    assert plain(buffer[-7:99:3]) == [10, 13]
-    assert plain(buffer[99:-99:-3]) == [14, 11]
-    assert plain(buffer.get(slice(-9, 99, 2), neg_index_as_lookback=True)) == [10, 12, 14]
-    # Fillers stand for positions: the stride begins where the slice does.
-    assert plain(buffer.get(slice(-6, 4, 2), fill=0)) == [0, 11, 13, 0]
-    assert plain(buffer[100:200]) == []
-    with pytest.raises(ValueError, match="step other than 0"):
-        buffer[::0]
-
-
-def test_lists_of_indices_give_their_items_in_order(make: Any) -> None:
-    buffer = make(DATA, 2)
-    assert plain(buffer.get([2, 0, -5])) == [14, 12, 10]
-    assert plain(buffer.get(np.array([0, 1]))) == [12, 13]
-    assert plain(buffer.get([-1, -9, 9], neg_index_as_lookback=True, fill=0)) == [11, 0, 0]
-    assert plain(buffer.get([])) == []
-    with pytest.raises(IndexError, match="index 9"):
-        buffer.get([0, 9])
-    for index in ("0", 1.0, [0.5], {"a": 1}, np.array([True])):
-        with pytest.raises(TypeError, match="expected an index"):
-            buffer.get(index)
-
-
-def test_one_hots_need_a_space_and_honour_start_and_multi_discrete(make: Any) -> None:
-    with pytest.raises(ValueError, match="needs the column's space"):
-        make([1]).get(0, one_hot_discrete=True)
-    buffer = make([3, 2], 0, gym.spaces.Discrete(3, start=2))
-    assert plain(buffer.get(one_hot_discrete=True)) == [[0, 1, 0], [1, 0, 0]]
-    assert buffer.get(0, one_hot_discrete=True).dtype == np.float32
-    buffer = make([[1, 2], [0, 0]], 0, gym.spaces.MultiDiscrete([2, 3]))
-    assert plain(buffer.get(one_hot_discrete=True)) == [[0, 1, 0, 0, 1], [1, 0, 1, 0, 0]]
-    with pytest.raises(ValueError, match=r"expected values in 0…1.*got 2…2"):
-        make([2], 0, gym.spaces.Discrete(2)).get(0, one_hot_discrete=True)
-
-
-def test_setting_keeps_the_length(make: Any) -> None:
-    buffer = make(DATA, 2)
-    buffer[0] = 5
-    buffer.set(6, at_indices=-1, neg_index_as_lookback=True)
-    assert plain(buffer.data) == [10, 6, 5, 13, 14]
-    buffer.set([1, 2, 3])
-    assert plain(buffer.data) == [10, 6, 1, 2, 3]
-    buffer[[2, 0]] = np.array([8, 9])
-    assert plain(buffer.data) == [10, 6, 9, 2, 8]
-    buffer[2:0:-1] = [20, 21]
-    assert plain(buffer.data) == [10, 6, 9, 21, 20]
-    buffer.set((7, 7), at_indices=slice(-2, 0), neg_index_as_lookback=True)
-    assert plain(buffer.data) == [7, 7, 9, 21, 20]
-    for new, indices in ([[1, 2], None], [[1, 2], slice(0, 1)], [[1], [0, 1]]):
-        with pytest.raises(IndexError, match="expected new data for"):
-            buffer.set(new, at_indices=indices)
-    for indices in (3, -6, [0, 3]):
-        with pytest.raises(IndexError, match="out of range"):
-            buffer.set([1, 2] if isinstance(indices, list) else 1, at_indices=indices)
-    assert plain(buffer.data) == [7, 7, 9, 21, 20]
-
-
 def test_array_buffers_check_shapes_and_widen_dtypes_when_written_to() -> None:
     buffer = InfiniteLookbackBuffer(np.zeros((3, 2), np.uint8))
     buffer[0] = np.array([300, 1])
@@ -210,12 +140,6 @@ def test_an_unpickled_buffer_whose_memory_is_read_only_can_be_written_to() -> No
     assert buffer.data.tolist() == [5, 1, 2]
 
 
-def test_list_buffers_keep_their_own_list() -> None:
-    items = [1, 2]
-    InfiniteLookbackBuffer(items).append(3)
-    assert items == [1, 2]
-
-
 def test_growing_popping_and_adding(make: Any) -> None:
     buffer = make(DATA, 2)
     buffer.append(15)
@@ -245,20 +169,6 @@ def test_appending_to_arrays_takes_constant_time_on_average() -> None:
         addresses.add(buffer._arrays.ctypes.data)
     assert len(addresses) < 12
     assert buffer.get(-1) == 999
-
-
-def test_an_empty_array_buffer_takes_the_shape_of_its_first_item() -> None:
-    buffer = InfiniteLookbackBuffer()
-    buffer.finalize()
-    buffer.append(np.ones(3, np.int8))
-    assert buffer.data.dtype == np.int8
-    assert buffer.data.shape == (1, 3)
-    empty = InfiniteLookbackBuffer(np.zeros((0, 2), np.float32))
-    empty.extend([{"a": 1}, {"a": 2}])
-    assert plain(empty.data["a"]) == [1, 2]
-    spaced = InfiniteLookbackBuffer(space=gym.spaces.Box(0, 1, (4,)))
-    spaced.finalize()
-    assert spaced.data.shape == (0, 4)
 
 
 def test_finalize_names_the_first_item_that_does_not_fit() -> None:
@@ -291,11 +201,3 @@ def test_equality_looks_at_backing_lookback_and_items() -> None:
     assert InfiniteLookbackBuffer([1, 2]) != InfiniteLookbackBuffer(np.array([1, 2]))
     assert InfiniteLookbackBuffer([1]) != 1
     assert repr(InfiniteLookbackBuffer([1, 2], 1)) == "InfiniteLookbackBuffer(len=1, lookback=1, list)"
-
-
-def test_a_lookback_is_clipped_to_the_data_and_never_negative() -> None:
-    assert InfiniteLookbackBuffer([1, 2], 5).lookback == 2
-    with pytest.raises(ValueError, match="at least 0"):
-        InfiniteLookbackBuffer([1], -1)
-    with pytest.raises(ValueError, match="common first dimension"):
-        InfiniteLookbackBuffer({"a": np.zeros(2), "b": np.zeros(3)})

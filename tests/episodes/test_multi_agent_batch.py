@@ -10,7 +10,7 @@ import msgpack
 import numpy as np
 import pytest
 
-from rlzmq.core.errors import MultiAgentEnvError, ProtocolError
+from rlzmq.core.errors import ProtocolError
 from rlzmq.episodes.episode_batch import EpisodeBatch
 from rlzmq.episodes.multi_agent_episode import MultiAgentEpisode
 from tests.episodes.multi_agent_model import AGENTS, Model, assert_same, assert_same_getter, random_step
@@ -77,23 +77,6 @@ def test_split_puts_every_agent_step_into_exactly_one_part() -> None:
                 episode.validate()
 
 
-def test_agents_done_before_a_part_of_a_split_stay_done_in_it() -> None:
-    episode = MultiAgentEpisode()
-    episode.add_env_reset(observations={"a": 0, "b": 0, "c": 0})
-    ends = {"terminateds": {"b": True}, "truncateds": {"c": True}}
-    episode.add_env_step({"a": 1, "b": 1}, {"a": 1, "b": 1}, {"a": 1, "b": 1}, **ends)
-    for t in (2, 3):
-        episode.add_env_step({"a": t}, {"a": 1}, {"a": 1})
-    batch = EpisodeBatch.from_episodes([episode])
-    head, tail = batch.split(2)
-    for part in (tail, sent(tail), tail[:], batch.split(1)[1].split(1)[1]):
-        assert part[0]._timeline.departed == {"b": (True, False, 1), "c": (False, True, 1)}
-        with pytest.raises(MultiAgentEnvError, match="agent 'b' is done already"):
-            part[0].add_env_step({"a": 4, "b": 9}, {"a": 1}, {"a": 1})
-    assert head[0]._timeline.departed == {"c": (False, True, 1)}
-    assert head[0].get_terminateds()["b"]
-
-
 def test_no_part_of_a_split_forgets_that_an_agent_is_done() -> None:
     for seed in range(60):
         chunks = random_chunks(seed)
@@ -119,17 +102,6 @@ def test_selected_episodes_come_as_often_and_in_the_order_asked_for() -> None:
         assert part.get_returns().tolist() == [batch[position].get_return() for position in wanted]
         mask = np.array([rng.random() < 0.5 for _ in range(num)])
         assert [e.id_ for e in batch.select(mask)] == [batch[e].id_ for e in np.flatnonzero(mask).tolist()]
-
-
-def test_selecting_by_negative_positions_keeps_custom_data_and_by_false_ones_is_refused() -> None:
-    episodes = [episode for episode, _ in random_chunks(3)]
-    for number, episode in enumerate(episodes):
-        episode.custom_data["number"] = number
-    batch = EpisodeBatch.from_episodes(episodes)
-    last = len(episodes) - 1
-    assert [e.custom_data["number"] for e in batch.select([0, 0, -1])] == [0, 0, last]
-    with pytest.raises(IndexError):
-        batch.select([len(episodes)])
 
 
 def test_items_are_remembered_and_their_changes_are_kept() -> None:
@@ -205,14 +177,6 @@ def test_damaged_messages_are_refused_with_a_protocol_error() -> None:
             for episode in received:
                 episode.get_observations()
     assert num_accepted < 200
-
-
-def test_times_at_the_end_of_int64_are_refused() -> None:
-    header, frames = EpisodeBatch.from_episodes([episode for episode, _ in random_chunks(3)]).to_wire()
-    table = frames[0].copy()
-    table[3] = np.iinfo(np.int64).min
-    with pytest.raises(ProtocolError, match="chunk table, chunk 0"):
-        EpisodeBatch.from_wire(header, [table, *frames[1:]])
 
 
 @pytest.mark.parametrize(

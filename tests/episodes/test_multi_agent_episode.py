@@ -88,20 +88,6 @@ def test_worked_example_actions_and_rewards_include_what_hangs() -> None:
     assert episode.get_return(include_hanging_rewards=True) == 7
 
 
-def test_worked_example_facts() -> None:
-    episode = worked()
-    assert episode.get_agents_to_act() == {"a"} == episode.get_agents_that_stepped()
-    assert (len(episode), episode.env_t, episode.env_t_started) == (2, 2, 0)
-    assert (episode.env_steps(), episode.agent_steps()) == (2, 2)
-    assert episode.agent_ids == {"a", "b"}
-    assert episode.is_reset
-    assert not episode.is_done
-    assert not episode.is_numpy
-    assert episode.get_terminateds() == {"a": False, "b": False, "__all__": False}
-    assert episode.get_duration_s() > 0
-    assert [len(episode.agent_episodes[agent]) for agent in "ab"] == [2, 0]
-
-
 def test_worked_example_cut_grows_the_lookback_to_the_hanging_observation() -> None:
     chunk = worked().cut(1)
     assert chunk.get_observations(-3) == {"a": 0, "b": 100}
@@ -120,14 +106,6 @@ def test_worked_example_cut_grows_the_lookback_to_the_hanging_observation() -> N
 # -- RLlib's bugs, not copied --------------------------------------------------------------------------
 
 
-def test_regression_cut_0_keeps_hanging_actions_and_rewards() -> None:
-    chunk = worked().cut(0)
-    assert chunk.agent_ids == {"a", "b"}
-    chunk.add_env_step({"b": 101, "a": 3}, {"a": 12}, {"b": 4, "a": 1})
-    assert chunk.get_rewards(env_steps=False) == {"a": [1], "b": [9]}
-    assert chunk.agent_episodes["b"].get_actions() == [20]
-
-
 def test_regression_extra_model_outputs_without_a_key_are_all_of_them() -> None:
     episode = given()
     assert episode.get_extra_model_outputs() == {"a": {"l": [1, 3, 4, 5]}, "b": {"l": [2, 6]}}
@@ -136,29 +114,6 @@ def test_regression_extra_model_outputs_without_a_key_are_all_of_them() -> None:
     assert episode.get_extra_model_outputs(return_list=True)[1] == {"a": {"l": 3}}
     with pytest.raises(KeyError, match="known"):
         episode.get_extra_model_outputs("x")
-
-
-def test_regression_an_action_before_the_last_outcome_is_an_error_not_an_overwrite() -> None:
-    episode = worked()
-    with pytest.raises(
-        MultiAgentEnvError, match=r"agent 'b' acted \(21\), but its action of env step 0 \(20\)"
-    ):
-        episode.add_env_step({"a": 3}, {"a": 12, "b": 21}, {"a": 1})
-    assert episode.env_t == 2
-
-
-def test_regression_slices_with_unequal_lookbacks_work() -> None:
-    part = given(lookback=2)[1:]
-    assert part.get_observations() == {"a": [3, 4], "b": [101], "c": [200]}
-
-
-def test_regression_an_outputs_column_that_comes_late_is_refused_at_the_call() -> None:
-    episode = given()
-    with pytest.raises(
-        MultiAgentEnvError, match=r"agent 'a'.*expected the extra model outputs .*l.*got late"
-    ):
-        episode.add_env_step({"a": 5}, {"a": 14}, {"a": 1}, extra_model_outputs={"a": {"late": 1}})
-    assert episode.env_t == 4
 
 
 # -- refused steps -------------------------------------------------------------------------------------
@@ -205,30 +160,6 @@ def test_a_step_of_wrong_values_names_the_agent_and_changes_nothing(
     episode.add_env_step(**STEP)
     assert episode.get_return() == 3
     episode.validate()
-
-
-@pytest.mark.parametrize(
-    ("change", "column"),
-    [
-        ({"observations": {"a": 2, "b": np.zeros(3), "c": 5}}, "observations"),
-        ({"observations": {"c": 5, "a": 2, "b": "x"}}, "observations"),
-        ({"actions": {"a": 11, "b": {"left": 1}}, "terminateds": {"a": True}}, "actions"),
-        ({"extra_model_outputs": {"a": {"l": 2}, "b": {"l": [1, 2]}}, "truncateds": {"a": True}}, "l"),
-    ],
-)
-def test_a_step_that_array_backed_agents_refuse_changes_nothing(change: dict[str, Any], column: str) -> None:
-    episode = stepped()
-    episode.add_env_step(**STEP)
-    episode.add_env_step({"d": 7}, {"b": 20}, {"d": 1, "e": 3}, extra_model_outputs={"b": {"l": 1}})
-    episode.add_env_step({"b": 102}, {}, {"d": 1, "a": 2})
-    episode.to_numpy()
-    before = facts(episode)
-    with pytest.raises(MultiAgentEnvError, match=f"env step 4, agent 'b': Episode .* column '{column}'"):
-        episode.add_env_step(**{**STEP, **change})
-    episode.validate()
-    assert facts(episode) == before
-    episode.add_env_step(**STEP, terminateds={"__all__": True})
-    assert (episode.get_return(), episode.agent_steps()) == (8, 5)
 
 
 def test_an_error_of_the_mapping_function_changes_nothing() -> None:
@@ -309,16 +240,6 @@ def test_a_slice_keeps_the_ends_that_an_episode_was_made_with(name: str) -> None
     assert facts(whole) == facts(episode)
 
 
-def test_extra_model_outputs_of_no_agents_are_none() -> None:
-    episode = stepped()
-    episode.add_env_step(**STEP)
-    for arguments, empty in (({}, {}), ({"key": "l"}, {}), ({"key": "l", "return_list": True}, [])):
-        assert MultiAgentEpisode().get_extra_model_outputs(**arguments) == empty  # type: ignore[arg-type]
-        assert episode.get_extra_model_outputs(**arguments, agent_ids=["nobody"]) == empty  # type: ignore[arg-type]
-    with pytest.raises(KeyError, match="no agent has the extra model output 'x'"):
-        episode.get_extra_model_outputs("x")
-
-
 @pytest.mark.parametrize("as_batch", [False, True])
 def test_an_agent_that_came_behind_a_slices_end_may_join_the_slice(as_batch: bool) -> None:
     episode = MultiAgentEpisode()
@@ -342,30 +263,6 @@ def test_an_agent_that_came_behind_a_slices_end_may_join_the_slice(as_batch: boo
 # -- done agents ---------------------------------------------------------------------------------------
 
 
-def test_the_episode_is_terminated_once_all_known_agents_are_done() -> None:
-    episode = stepped(
-        ({"a": 1}, {"a": 10}, {"a": 1}, {"terminateds": {"a": True}}),
-        ({"b": 101}, {"b": 20}, {"b": 5}, {"truncateds": {"b": True}}),
-    )
-    assert (episode.is_terminated, episode.is_truncated) == (True, False)
-    with pytest.raises(MultiAgentEnvError, match="is done"):
-        episode.add_env_step({}, {}, {})
-    with pytest.raises(RuntimeError):
-        episode.cut()
-
-
-def test_a_truncated_agent_that_acted_needs_a_last_observation() -> None:
-    with pytest.raises(MultiAgentEnvError, match="truncated, but got no last observation"):
-        stepped(({"a": 1}, {"a": 10, "b": 20}, {"a": 1, "b": 2}, {"truncateds": {"b": True}}))
-    with pytest.raises(MultiAgentEnvError, match="truncated"):
-        stepped(({"a": 1}, {"a": 10, "b": 20}, {"a": 1, "b": 2}, {"truncateds": {"__all__": True}}))
-
-
-def test_an_agent_that_acted_and_observed_needs_a_reward() -> None:
-    with pytest.raises(MultiAgentEnvError, match="no reward"):
-        stepped(({"a": 1, "b": 101}, {"a": 10, "b": 20}, {"a": 1}))
-
-
 def test_rewards_in_arrays_of_one_element_are_numbers() -> None:
     episode = stepped(({"a": 1}, {"a": 10}, {"a": np.array([1.5]), "b": np.array([[2]])}))
     assert (episode.get_return(), episode.get_return(include_hanging_rewards=True)) == (1.5, 3.5)
@@ -382,28 +279,6 @@ def test_inconsistent_lists_are_refused() -> None:
         MultiAgentEpisode(actions=ACTIONS, rewards=REWARDS)
     with pytest.raises(ValueError, match="plus the reset"):
         MultiAgentEpisode(observations=OBSERVATIONS, actions=ACTIONS[:1], rewards=REWARDS[:1])
-
-
-def test_slicing_wants_a_slice_of_step_1() -> None:
-    with pytest.raises(NotImplementedError, match="got 3"):
-        given()[3]  # type: ignore[index]
-    with pytest.raises(NotImplementedError, match="step 1"):
-        given()[0:4:2]
-
-
-@pytest.mark.parametrize("middle", [0, 1, 2, 3, 4])
-def test_two_slices_join_to_the_whole(middle: int) -> None:
-    whole, first = given(), given()[:middle]
-    second = whole[middle:]
-    first.id_ = second.id_ = "x"
-    for part in (first, second):
-        for sae in part.agent_episodes.values():
-            sae.id_ = f"x_{sae.agent_id}"
-    first.concat_episode(second)
-    first.validate()
-    assert first.get_observations(return_list=True) == OBSERVATIONS
-    assert first.get_actions(return_list=True) == ACTIONS
-    assert first.get_rewards() == whole.get_rewards()
 
 
 def test_chunks_that_do_not_fit_are_refused() -> None:
@@ -443,25 +318,6 @@ def test_the_mapping_function_is_asked_once_per_agent_also_by_chunks() -> None:
 
 
 # -- getters and setters ---------------------------------------------------------------------------------
-
-
-def test_getters_refuse_what_is_not_there() -> None:
-    episode = worked()
-    for call in (
-        lambda: episode.get_observations(7),
-        lambda: episode.get_observations([9]),
-        lambda: episode.get_rewards(2),
-        lambda: episode.get_observations(-1, neg_index_as_lookback=True),
-        lambda: episode.get_observations(1, env_steps=False),
-    ):
-        with pytest.raises(IndexError):
-            call()
-    with pytest.raises(ValueError, match="env_steps=True"):
-        episode.get_observations(env_steps=False, return_list=True)
-    with pytest.raises(TypeError):
-        episode.get_observations("x")
-    assert episode.get_observations(agent_ids="zz") == {}
-    assert episode.get_observations(agent_ids={"b", "zz"}) == {"b": [100]}
 
 
 def test_agent_ids_may_be_tuples() -> None:
@@ -533,33 +389,6 @@ def test_getters_name_the_episode_the_agent_and_the_column_in_their_errors() -> 
             call()
     with pytest.raises(KeyError, match=f"{episode.id_}: no agent has the extra model output 'x'"):
         episode.get_extra_model_outputs("x")
-
-
-class _Uncopied(list[Any]):
-    """A list that single items may be read from, and no more."""
-
-    def __iter__(self) -> Any:
-        raise AssertionError("all items were read")
-
-    def __getitem__(self, index: Any) -> Any:
-        assert not isinstance(index, slice)
-        return super().__getitem__(index)
-
-
-def test_getters_of_single_steps_do_not_read_the_whole_episode() -> None:
-    episode = worked()
-    for agent_id, track in episode._timeline.tracks.items():
-        track.obs_env_ts = _Uncopied(track.obs_env_ts)
-        rewards = episode.agent_episodes[agent_id].rewards
-        assert rewards._items is not None
-        rewards._items = _Uncopied(rewards._items)
-    assert episode.get_observations(-2) == {"a": 1}
-    assert episode.get_observations([-1, -2]) == {"a": [2, 1]}
-    assert episode.get_observations(slice(-2, None)) == {"a": [1, 2]}
-    assert episode.get_observations(slice(-2, 4), fill=9) == {"a": [1, 2, 9], "b": [9, 9, 9]}
-    assert episode.get_rewards(-1) == {"a": 1}
-    assert episode.get_rewards(0) == {"a": 1, "b": 5}
-    assert episode.get_rewards(-1, env_steps=False) == {"a": 1, "b": 5}
 
 
 @pytest.mark.parametrize("as_numpy", [False, True])

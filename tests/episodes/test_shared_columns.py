@@ -8,7 +8,7 @@ import weakref
 import numpy as np
 import pytest
 
-from rlzmq import EpisodeBatch, SingleAgentEpisode
+from rlzmq import EpisodeBatch
 from rlzmq.episodes.batch_items import _PARTS, SharedColumns
 from rlzmq.episodes.columns import Columns
 
@@ -48,13 +48,6 @@ def test_lengths_ids_and_flags_create_no_column(monkeypatch: pytest.MonkeyPatch)
     assert created == ["rewards"] * 3
     assert all(e.rewards is e.rewards for e in batch)
     assert created == ["rewards"] * 3
-
-
-def test_an_attribute_that_does_not_exist_is_an_attribute_error() -> None:
-    for episode in (batch_of()[0], SingleAgentEpisode()):
-        with pytest.raises(AttributeError, match="'SingleAgentEpisode' object has no attribute 'reward'"):
-            episode.reward  # noqa: B018
-        assert not hasattr(episode, "_unknown")
 
 
 @pytest.mark.parametrize("name", _PARTS)

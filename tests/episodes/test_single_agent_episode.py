@@ -179,18 +179,6 @@ def test_rewards_that_are_no_numbers_are_kept_and_refused_where_numbers_are_need
         assert each.get_return() == 3.0
 
 
-@pytest.mark.parametrize("rewards", [np.zeros((2, 3)), np.array(["a", "b"]), np.array([None, 1.0])])
-def test_arrays_of_rewards_that_are_no_numbers_are_kept(rewards: Any) -> None:
-    for given in (rewards, InfiniteLookbackBuffer(rewards)):
-        episode = SingleAgentEpisode("e", observations=[0, 1, 2], actions=[0, 1], rewards=given)
-        assert np.array_equal(episode.rewards.data, rewards)
-        with pytest.raises(ValueError, match="'rewards': item 0: expected a reward that is one number"):
-            EpisodeBatch.from_episodes([episode])
-    episode = grown(2)
-    episode.set_rewards(new_data=rewards)
-    assert np.array_equal(episode.get_rewards(), list(rewards))
-
-
 def test_rewards_may_be_numbers_of_any_kind_and_arrays_of_one_element() -> None:
     episode = SingleAgentEpisode()
     episode.add_env_reset(0)
@@ -211,29 +199,6 @@ def test_rewards_may_be_numbers_of_any_kind_and_arrays_of_one_element() -> None:
     buffer = InfiniteLookbackBuffer([1.0, 2.0], 1)
     assert SingleAgentEpisode(observations=InfiniteLookbackBuffer([0, 1, 2], 1),
                               actions=InfiniteLookbackBuffer([0, 1], 1), rewards=buffer).rewards is buffer  # fmt: skip
-
-
-def test_an_array_episode_refuses_strings_among_numbers_and_objects() -> None:
-    episode = grown(3).to_numpy()
-    before = episode.get_state()
-    for bad in ("x", None, object()):
-        with pytest.raises(ValueError, match="Episode 'e', column 'observations': "):
-            episode.set_observations(new_data=[bad, bad], at_indices=slice(0, 2))
-        with pytest.raises(ValueError, match="Episode 'e', column 'actions': "):
-            episode.set_actions(new_data=bad, at_indices=0)
-        outputs = {"logp": bad, "state_out": {"h": np.zeros(2, int)}}
-        with pytest.raises(ValueError, match="Episode 'e', column 'logp': "):
-            episode.add_env_step(4, 1, 1.0, extra_model_outputs=outputs)
-        assert episode.get_state() == before
-
-
-def test_a_first_step_that_is_refused_leaves_no_columns() -> None:
-    empty = SingleAgentEpisode(observations=np.zeros((1, 4)), actions=np.zeros((0, 2)), rewards=np.zeros(0))
-    for episode in (empty, grown(2).to_numpy().cut()):
-        before = episode.get_state()
-        with pytest.raises(ValueError, match="column 'observations'"):
-            episode.add_env_step("x", 1, 1.0, extra_model_outputs={"other": 1})
-        assert episode.get_state() == before
 
 
 def test_adding_a_step_takes_a_few_microseconds() -> None:
@@ -263,77 +228,6 @@ class Word:
         return isinstance(other, Word) and other.text == self.text
 
     __hash__ = None  # type: ignore[assignment]
-
-
-def words(make: Any, num_steps: int = 3) -> SingleAgentEpisode:
-    episode = SingleAgentEpisode("e")
-    episode.add_env_reset(observation=make("obs_0"), infos=make("info_0"))
-    for t in range(num_steps):
-        outputs = {"extra": make(f"out_{t}")}
-        episode.add_env_step(
-            make(f"obs_{t + 1}"), make(f"act_{t}"), make(f"rew_{t}"), make(f"info_{t + 1}"), extra_model_outputs=outputs
-        )  # fmt: skip
-    return episode
-
-
-ANY_KIND = [str, Word, lambda text: {text}, lambda text: None if text[-1] == "0" else Word(text)]
-
-
-@pytest.mark.parametrize("as_numpy", [False, True])
-@pytest.mark.parametrize("make", ANY_KIND)
-def test_items_of_any_kind_come_out_of_getters_slices_cuts_and_joins(make: Any, as_numpy: bool) -> None:
-    episode = words(make)
-    if as_numpy:
-        assert episode.to_numpy().is_numpy
-    infos = [{} if info is None else info for info in map(make, ["info_0", "info_1", "info_2", "info_3"])]
-    assert list(episode.get_observations()) == [make(f"obs_{t}") for t in range(4)]
-    assert list(episode.get_actions()) == [make(f"act_{t}") for t in range(3)]
-    assert list(episode.get_rewards([0, -1])) == [make("rew_0"), make("rew_2")]
-    assert episode.get_infos() == infos
-    assert episode.get_observations(1) == make("obs_1")
-    assert list(episode.get_extra_model_outputs("extra", slice(1, 3))) == [make("out_1"), make("out_2")]
-    assert list(episode.get_actions(slice(2, 5), fill="?")) == [make("act_2"), "?", "?"]
-    part = episode[1:3]
-    assert list(part.get_observations()) == [make("obs_1"), make("obs_2"), make("obs_3")]
-    assert list(part.get_infos()) == infos[1:]
-    head, tail = episode[:2], episode[2:]
-    head.concat_episode(tail)
-    assert list(head.get_rewards()) == list(episode.get_rewards())
-    chunk = episode.cut(1)
-    assert chunk.get_rewards(-1) == make("rew_2")
-    chunk.add_env_step(make("obs_4"), make("act_3"), make("rew_3"), extra_model_outputs={"extra": make("o")})
-    assert list(chunk.get_actions()) == [make("act_3")]
-    episode.set_observations(new_data=make("other"), at_indices=1)
-    episode.set_actions(new_data=[make("x"), make("y")], at_indices=slice(0, 2))
-    assert list(episode.get_observations([1, 2])) == [make("other"), make("obs_2")]
-    assert list(episode.get_actions()) == [make("x"), make("y"), make("act_2")]
-    assert len(episode.get_data_dict()["obs"]) == 3
-
-
-@pytest.mark.parametrize("as_numpy", [False, True])
-@pytest.mark.parametrize("make", ANY_KIND[:3])
-def test_items_of_any_kind_are_in_states_pickles_and_copies(make: Any, as_numpy: bool) -> None:
-    episode = words(make)
-    if as_numpy:
-        episode.to_numpy()
-    for twin in (
-        SingleAgentEpisode.from_state(episode.get_state()),
-        pickle.loads(pickle.dumps(episode)),
-        SingleAgentEpisode.from_state(pickle.loads(pickle.dumps(episode.get_state()))),
-        copy.deepcopy(episode),
-    ):
-        assert twin.is_numpy == as_numpy
-        assert twin.get_infos() == episode.get_infos()
-        for name in ("observations", "actions", "rewards"):
-            assert getattr(twin, name) == getattr(episode, name)
-        twin.set_observations(new_data=make("other"), at_indices=0)
-        assert episode.get_observations(0) == make("obs_0")
-
-
-def test_strings_and_none_have_a_plain_state() -> None:
-    state = msgpack.unpackb(msgpack.packb(words(str).to_numpy().get_state()))
-    assert SingleAgentEpisode.from_state(state).get_infos(0) == "info_0"
-    assert state["num_infos_left_out"] == 0
 
 
 @pytest.mark.parametrize("as_numpy", [False, True])
@@ -385,13 +279,6 @@ def test_to_numpy_batches_every_column_but_infos() -> None:
     assert episode.to_numpy().is_numpy
 
 
-def test_an_episode_without_steps_stays_list_backed() -> None:
-    episode = SingleAgentEpisode()
-    episode.add_env_reset(0)
-    assert not episode.to_numpy().is_numpy
-    assert not grown(3).cut(2).to_numpy().is_numpy
-
-
 def test_to_numpy_names_the_episode_column_and_item_that_does_not_fit() -> None:
     episode = SingleAgentEpisode("e")
     episode.add_env_reset(np.zeros(4))
@@ -422,17 +309,6 @@ def test_getters_name_the_episode_and_column_in_their_errors() -> None:
         episode.set_extra_model_outputs(key="unknown", new_data=[1])
 
 
-def test_infos_are_filled_with_the_value_itself() -> None:
-    assert grown(1).get_infos(slice(1, 4), fill={"no": 1}) == [{"t": 0}, {"no": 1}, {"no": 1}]
-    assert grown(1).to_numpy().get_infos([5], fill={}) == [{}]
-
-
-def test_rewards_are_filled_with_zero_dimensional_float32() -> None:
-    filler = grown(1).get_rewards(5, fill=2)
-    assert (filler.shape, filler.dtype, float(filler)) == ((), np.float32, 2.0)
-    assert grown(1).to_numpy().get_rewards(slice(0, 3), fill=0.1).tolist() == [0.5, 0.1, 0.1]
-
-
 def test_views_index_like_getters() -> None:
     episode = grown(4).cut(2)
     assert (episode.observations[0], episode.observations[-2], list(episode.observations)) == (4, 3, [4])
@@ -450,20 +326,6 @@ def test_setting_a_space_changes_one_hots_and_fillers() -> None:
         episode.observation_space,
         episode.action_space,
     )
-
-
-def test_a_slice_is_done_only_if_it_stops_exactly_at_the_end() -> None:
-    episode = grown(5, terminated=True)
-    for bounds, is_done in [
-        ((2, 5), True),
-        ((2, None), True),
-        ((-2, None), True),
-        ((1, 4), False),
-        ((1, 6), False),
-    ]:
-        chunk = episode[slice(*bounds)]
-        assert (chunk.is_terminated, chunk.is_done) == (is_done, is_done), bounds
-    assert len(episode[1:99]) == 4
 
 
 def test_get_data_dict_has_one_item_per_step() -> None:
@@ -505,31 +367,6 @@ def test_durations_add_up_over_chunks() -> None:
 # -- chunks -------------------------------------------------------------------------------------------
 
 
-def test_cut_continues_with_the_last_observation_and_the_lookback_asked_for() -> None:
-    episode = grown(5)
-    chunk = episode.cut(1)
-    assert (chunk.id_, chunk.t_started, chunk.t, len(chunk)) == ("e", 5, 5, 0)
-    assert (chunk.get_observations(-1), chunk.get_observations([-2, -1])) == (5, [4, 5])
-    assert chunk.get_infos(0) == {"t": 4}
-    with pytest.raises(IndexError):
-        chunk.get_rewards(0)
-    assert chunk.get_rewards(-1) == 4.5
-    bare = episode.cut()
-    assert (bare.get_observations(), bare.get_infos(), bare.rewards.len_incl_lookback()) == (
-        [5],
-        [{"t": 4}],
-        0,
-    )
-    assert episode.cut(99).rewards.lookback == 5
-    with pytest.raises(RuntimeError, match="'e': expected an ongoing episode to cut"):
-        grown(1, terminated=True).cut()
-    with pytest.raises(ValueError, match="at least 0"):
-        episode.cut(-1)
-    empty = SingleAgentEpisode().cut(3)
-    assert not empty.is_reset
-    empty.add_env_reset(1)
-
-
 def test_custom_data_is_deep_copied_by_cut_and_updated_by_concat() -> None:
     episode = grown(2)
     episode.custom_data["list"] = [1]
@@ -540,47 +377,6 @@ def test_custom_data_is_deep_copied_by_cut_and_updated_by_concat() -> None:
     assert episode[:1].custom_data == {"list": [1]}
     episode.concat_episode(chunk)
     assert episode.custom_data == {"list": [1, 2], "new": 3}
-
-
-def test_slices_shift_t_started_and_keep_done_flags_only_with_the_end() -> None:
-    episode = grown(5, truncated=True)
-    part = episode[1:3]
-    assert (part.id_, part.t_started, part.t, len(part), part.is_done) == ("e", 1, 3, 2, False)
-    assert (part.get_observations(), part.get_actions()) == ([1, 2, 3], [11, 12])
-    assert (part.rewards.lookback, episode.slice(slice(1, 3), len_lookback_buffer=9).rewards.lookback) == (
-        0,
-        1,
-    )
-    assert episode[-2:].is_truncated
-    assert episode[3:5].is_truncated
-    assert not episode[3:4].is_done
-    assert (len(episode[4:2]), len(episode[9:])) == (0, 0)
-    cut_up = grown(3).cut(2)
-    cut_up.add_env_step(4, 13, 3.5, extra_model_outputs={"logp": 1, "state_out": {"h": np.zeros(2)}})
-    assert (cut_up[0:1].rewards.lookback, cut_up.slice(slice(0, 1), len_lookback_buffer=0).t_started) == (
-        2,
-        3,
-    )
-    for index in (3, -1, (1, 2)):
-        with pytest.raises(NotImplementedError, match="expected a slice"):
-            episode[index]  # type: ignore[index]
-    with pytest.raises(NotImplementedError, match="step 2"):
-        episode[::2]
-    with pytest.raises(ValueError, match="at least 0"):
-        episode.slice(slice(0, 1), len_lookback_buffer=-1)
-
-
-def test_concat_drops_the_observation_that_both_chunks_have_and_keeps_the_later_info() -> None:
-    episode = grown(2)
-    chunk = episode.cut(1)
-    outputs = {"logp": 1, "state_out": {"h": np.zeros(2)}}
-    chunk.add_env_step(3, 12, 2.5, {"t": 2}, terminated=True, extra_model_outputs=outputs)
-    chunk.infos[0] = {"rewritten": True}
-    episode.concat_episode(chunk)
-    assert (len(episode), episode.t, episode.is_terminated) == (3, 3, True)
-    assert (episode.get_observations(), episode.get_actions()) == ([0, 1, 2, 3], [10, 11, 12])
-    assert episode.get_infos() == [{"reset": True}, {"t": 0}, {"rewritten": True}, {"t": 2}]
-    episode.validate()
 
 
 def test_chunks_that_do_not_continue_each_other_are_refused() -> None:
@@ -695,11 +491,6 @@ def test_a_wrong_state_is_refused() -> None:
     del state["actions"]
     with pytest.raises(ValueError, match="expected a SingleAgentEpisode's state"):
         SingleAgentEpisode.from_state(state)
-
-
-def test_ids_are_unique_unless_given() -> None:
-    assert SingleAgentEpisode().id_ != SingleAgentEpisode().id_
-    assert SingleAgentEpisode("mine").id_ == "mine"
 
 
 def test_validate_notices_columns_changed_by_hand() -> None:

@@ -111,21 +111,6 @@ def test_transitions_are_the_episodes_whole_and_in_chunks(cls: Any, n_step: int)
         assert following - obs == n
 
 
-def test_what_is_drawn_is_a_list_of_episodes_too() -> None:
-    buffer = EpisodeReplayBuffer(100, seed=0)
-    buffer.add(episode_of(0, 0, 5, terminated=True))
-    batch = buffer.sample(10, n_step=2, include_extra_model_outputs=True)
-    assert len(batch) == 10
-    for episode in batch:
-        assert isinstance(episode, SingleAgentEpisode)
-        assert len(episode) == 1
-        step = episode.get_actions(0)
-        assert episode.get_extra_model_outputs("logp", 0) == step / 8
-        assert episode.t_started == step
-        assert episode.is_terminated == (step >= 3)
-    assert len({episode.id_ for episode in batch}) == 10
-
-
 def test_a_range_of_n_is_drawn_with_both_ends() -> None:
     buffer = EpisodeReplayBuffer(1000, seed=0)
     buffer.add(episode_of(0, 0, 500))
@@ -210,14 +195,6 @@ def test_the_mean_number_of_summed_rewards_is_that_of_the_newest_samples(cls: An
     assert 1.0 < means[0] < 3.0
     with pytest.raises(ValueError, match="metrics_num_episodes_for_smoothing >= 1, got 0"):
         cls(100, metrics_num_episodes_for_smoothing=0)
-
-
-def test_one_long_episode_may_exceed_the_capacity_and_then_leaves() -> None:
-    buffer = EpisodeReplayBuffer(50, seed=0)
-    buffer.add(episode_of(0, 0, 80, terminated=True))
-    assert len(buffer) == 80
-    buffer.add(episode_of(1, 0, 10))
-    assert len(buffer) == 10
 
 
 def test_an_episode_without_an_end_stays_within_the_capacity() -> None:
@@ -340,24 +317,6 @@ def test_a_restored_buffer_goes_on_as_the_first_would_have(cls: Any) -> None:
     assert len(other) == len(buffer)
 
 
-@pytest.mark.parametrize("cls", BUFFERS)
-def test_an_addition_can_be_undone(cls: Any) -> None:
-    buffer = cls(1000, seed=1)
-    buffer.add([episode_of(0, 0, 5), episode_of(1, 0, 5, terminated=True)])
-    before = set(rows_of(buffer.sample(500, n_step=2)))
-    for _ in range(3):
-        buffer.mark()
-        buffer.add([episode_of(0, 5, 9, terminated=True), episode_of(2, 0, 3)])
-        buffer.add([episode_of(2, 3, 5)])
-        buffer.undo()
-        assert len(buffer) == 10
-        assert buffer.get_num_episodes() == 2
-        assert set(rows_of(buffer.sample(500, n_step=2))) == before
-    buffer.mark()
-    buffer.add(episode_of(0, 5, 9, terminated=True))
-    assert {row[2] for row in rows_of(buffer.sample(500)) if row[0] < 1000} == set(range(9))
-
-
 class TestPriorities:
     def test_the_sum_is_that_of_the_powers(self) -> None:
         buffer = PrioritizedEpisodeReplayBuffer(100, alpha=0.6, seed=0)
@@ -397,14 +356,6 @@ class TestPriorities:
         usual, errors[7] = mean_weight(errors), 0.0
         assert usual > 0.5
         assert mean_weight(errors) == pytest.approx(usual, rel=0.1)
-
-    def test_the_largest_weight_is_that_of_the_sample(self) -> None:
-        buffer = PrioritizedEpisodeReplayBuffer(100, alpha=1.0, seed=0)
-        buffer.add(episode_of(0, 0, 100))
-        buffer.update_priorities([0.0] + [1.0] * 99, buffer._keys(buffer._store.ordered_steps()))
-        batch = buffer.sample(64, beta=0.4)
-        assert batch.columns["weights"][batch.start] == pytest.approx(1.0)
-        assert buffer._tree.total == pytest.approx(99 + 1e-6)
 
     def test_keys_name_rows_in_any_order_and_know_what_has_left(self) -> None:
         buffer = PrioritizedEpisodeReplayBuffer(20, alpha=1.0, seed=0)

@@ -133,15 +133,6 @@ def test_synchronized_items_are_of_the_same_env_steps(cls: Any) -> None:
     assert samples["q"].columns["weights"].min() == samples["q"].columns["weights"].max() == 1.0
 
 
-def test_synchronized_items_know_steps_that_last_several_env_steps() -> None:
-    buffer = MultiAgentEpisodeReplayBuffer(100, seed=1)
-    buffer.add(episode_of(0, 9, agents="ab", b_every=3))
-    samples = buffer.sample_modules(40, replay_mode="synchronized")
-    assert {obs for obs, *_ in rows_of(samples["p"])} == {observation(0, t, "a") for t in (0, 3, 6)}
-    shifted = [obs + 1 for obs, *_ in rows_of(samples["p"])]
-    assert [obs for obs, *_ in rows_of(samples["q"])] == shifted
-
-
 def test_synchronized_items_stay_aligned_when_steps_are_evicted_and_slots_used_again() -> None:
     buffer = MultiAgentEpisodeReplayBuffer(20, seed=1)
     for index in range(12):
@@ -234,19 +225,6 @@ def test_what_was_added_since_a_mark_can_be_undone(cls: Any) -> None:
 
 
 @pytest.mark.parametrize("cls", BUFFERS)
-def test_additions_that_filled_the_buffer_can_be_undone(cls: Any) -> None:
-    buffer = cls(12, seed=1)
-    buffer.add(episode_of(0, 3, agents="ab"))
-    buffer.mark()
-    for index in range(1, 20):
-        buffer.add(episode_of(index, 4, agents="ab"))
-    buffer.undo()
-    assert len(buffer) == 0, "what was evicted for them is gone"
-    buffer.add(episode_of(30, 4, agents="ab"))
-    assert (len(buffer), buffer.get_num_timesteps("q")) == (4, 4)
-
-
-@pytest.mark.parametrize("cls", BUFFERS)
 def test_steps_of_other_modules_are_counted_and_not_kept(cls: Any) -> None:
     buffer = cls(100, seed=1)
     buffer.keep_modules(["q"])
@@ -267,19 +245,6 @@ def test_steps_of_other_modules_are_counted_and_not_kept(cls: Any) -> None:
     buffer.keep_modules(["p", "q"])
     buffer.add(episode_of(3, 2, agents="a"))
     assert {obs // 1000 for obs, *_ in rows_of(buffer.sample_modules(30)["p"])} == {3.0}
-
-
-@pytest.mark.parametrize("cls", BUFFERS)
-def test_modules_are_there_again_after_an_undone_addition(cls: Any) -> None:
-    buffer = cls(100, seed=1)
-    buffer.add(episode_of(0, 3, agents="a"))
-    buffer.mark()
-    buffer.add(episode_of(1, 3, agents="ab"))
-    buffer.undo()
-    assert (buffer.get_num_timesteps("p"), buffer.get_num_timesteps("q")) == (3, 0)
-    assert buffer.get_module_ids() == ["p"]
-    buffer.add(episode_of(1, 3, agents="ab"))
-    assert {obs // 1000 for obs, *_ in rows_of(buffer.sample_modules(30)["q"])} == {1.0}
 
 
 def test_items_of_several_modules_are_joined_to_one_batch() -> None:
@@ -349,22 +314,6 @@ def test_states_are_divided_by_episodes_with_their_env_steps(cls: Any, num_buffe
         }
         buffer.add(episode_of(8, 3))
         assert len(buffer) == len({obs // 10 for m in "pq" for obs in all_observations(buffer, m)})
-
-
-@pytest.mark.parametrize("cls", BUFFERS)
-def test_episodes_are_counted_once_and_agents_parts_by_module(cls: Any) -> None:
-    buffer = cls(9)
-    for index in range(3):
-        buffer.add(episode_of(index, 4))
-    parts = {module: buffer.get_num_episodes(module) for module in buffer.buffers}
-    assert buffer.get_num_episodes() + buffer.get_num_episodes_evicted() == 3
-    assert 1 <= buffer.get_num_episodes() <= 2
-    for module, num in parts.items():
-        assert num == len({obs // 1000 * 10 + obs % 10 for obs in all_observations(buffer, module)})
-        assert (
-            buffer.get_num_episodes_evicted(module) == buffer.buffers[module].get_num_episodes_evicted() > 0
-        )
-    assert buffer.get_num_episodes("unknown") == buffer.get_num_episodes_evicted("unknown") == 0
 
 
 def agent_metrics(buffer: Any) -> dict[str, dict[str, int]]:

@@ -223,13 +223,3 @@ def test_many_processes_write_into_a_directory_and_one_is_killed(tmp_path: Path,
     assert ids == sorted(f"e{seed}-{i}" for seed in seeds for i in range(3))
     (skipped,) = opened.skipped
     assert "unfinished" in skipped.reason
-
-
-def test_a_link_to_nothing_is_skipped_with_its_reason(tmp_path: Path) -> None:
-    write_shard(tmp_path, EpisodeBatch.from_episodes(episodes(2)))
-    (tmp_path / "other.shard").symlink_to(tmp_path / "gone")
-    opened = open_shards(tmp_path)
-    assert len(opened.shards) == len(opened.paths) == 1
-    assert [skipped.reason for skipped in opened.skipped] == [
-        f"a link to {tmp_path / 'gone'}, which does not exist"
-    ]
