@@ -82,14 +82,12 @@ def test_a_rare_bad_reward_costs_its_chunk_and_one_line(make_runner: Any, value:
     assert batch.num_env_steps == batch.meta["num_env_steps"] == 5
     assert batch.meta["num_env_steps_not_finite"] == 20
     assert batch.meta["episode_metrics"]["returns"] == []
-    seed = runner.env_seed()
-    assert [record.getMessage() for record in caplog.records] == [
-        f"Environment 0 of env runner 0 returned {value} in column 'rewards' at step 7 of an episode (env_config "
-        f"{{'at': [7, 30], 'value': {value}}}, run seed 7, env seed {seed}, incarnation 0, vector env number 1, 0 env "
-        f"steps before). To reproduce: reset(seed={seed}), then 7 steps (after an episode's end a step is a reset) "
-        f"with the actions {caplog.records[0].args[1].actions}. 20 env steps, the chunks with such values, were left "
-        "out (in the account: not_finite)."
-    ]
+    (record,) = caplog.records
+    assert (
+        f"Environment 0 of env runner 0 returned {value} in column 'rewards' at step 7" in record.getMessage()
+    )
+    assert f"To reproduce: reset(seed={runner.env_seed()}), then 7 steps" in record.getMessage()
+    assert "20 env steps, the chunks with such values, were left out" in record.getMessage()
 
 
 def test_after_a_bad_chunk_of_an_ongoing_episode_all_begin_again(make_runner: Any) -> None:
@@ -120,14 +118,9 @@ def test_an_env_that_is_often_bad_ends_the_run_with_what_leads_there_again(
     with pytest.raises(EnvError) as caught:
         sample_often(runner, lease)
     text, way = str(caught.value), caught.value.way_there  # type: ignore[attr-defined]
-    column = {"reward": "'rewards'", "obs": "'obs'"}[place]
-    match = re.fullmatch(
-        rf"Environment ([01]) of env runner 0 returned nan in column {column} at step (\d+) of an episode \(env_config "
-        rf".*, run seed 7, env seed {runner.env_seed()}, incarnation 0, vector env number 1, \d+ env steps before\)\. "
-        r"To reproduce: reset\(.*\).*then \d+ steps? \(after an episode's end a step is a reset\) with the actions "
-        r"(\[.*\]|in the exception's `way_there`)\. \d+ such values in \d+ env steps are more than 1 %: correct the "
-        r"environment, or clean what it returns in a wrapper\.",
-        text,
+    column = {"reward": "rewards", "obs": "obs"}[place]
+    match = re.search(
+        rf"returned nan in column '{column}' at step (\d+) of an episode .* more than 1 %", text
     )
     assert match is not None, text
     env = Spoils({"every": every, "place": place, "length": length})
@@ -139,7 +132,7 @@ def test_an_env_that_is_often_bad_ends_the_run_with_what_leads_there_again(
             is_over = False
             continue
         observation, reward, _, is_over, _ = env.step(action)
-    assert env.t == int(match[2])
+    assert env.t == int(match[1])
     if way.seed is not None:  # else it counted on from episodes before
         assert np.isnan(reward if place == "reward" else observation[1])
 
@@ -155,13 +148,9 @@ class PutsOutNaN(TorchRLModule):
 def test_a_module_that_puts_out_nan_is_blamed_itself() -> None:
     config = make_config(Spoils, num_envs=1).rl_module(rl_module_spec=RLModuleSpec(PutsOutNaN))
     runner = SingleAgentEnvRunner(config=config)
-    expected = (
-        "The module of env runner 0 put out, for finite observations, nan in column 'action_dist_inputs' at step 0 of "
-        f"an episode (env_config {{}}, run seed 7, env seed {runner.env_seed()}, incarnation 0, vector env number 1, 0 "
-        "env steps before). 10 such values in 10 env steps are more than 1 %: correct the module, or look at its "
-        "weights (a lr too high, no grad_clip)."
-    )
-    with pytest.raises(ValueError, match=f"^{re.escape(expected)}$"):
+    with pytest.raises(
+        ValueError, match=r"The module .* nan in column 'action_dist_inputs' at step 0 .* no grad_clip"
+    ):
         runner.sample_lease(10)
 
 
@@ -229,12 +218,5 @@ def test_of_several_agents_the_error_names_the_agent_and_the_actions() -> None:
     runner = MultiAgentEnvRunner(config=config)
     with pytest.raises(EnvError) as caught:
         runner.sample_lease(20)
-    seed, way = runner.env_seed(), caught.value.way_there  # type: ignore[attr-defined]
-    assert str(caught.value) == (
-        "Environment 0 of env runner 0 returned nan in column 'rewards' of agent 'b' at step 3 of an episode "
-        f"(env_config {{'at': range(3, 50), 'place': 'reward'}}, run seed 7, env seed {seed}, incarnation 0, vector "
-        f"env number 1, 0 env steps before). To reproduce: reset(seed={seed}), then 3 steps (after an episode's end "
-        f"a step is a reset) with the actions {way.actions}. 18 such values in 20 env steps are more than 1 %: "
-        "correct the environment, or clean what it returns in a wrapper."
-    )
-    assert [action.keys() for action in way.actions] == [{"a": 0, "b": 0}.keys()] * 3
+    assert "returned nan in column 'rewards' of agent 'b' at step 3" in str(caught.value)
+    assert [action.keys() for action in caught.value.way_there.actions] == [{"a", "b"}] * 3  # type: ignore[attr-defined]

@@ -112,10 +112,8 @@ def test_failures_between_finished_episodes_are_not_in_a_row(make_runner: Any) -
 
 
 def test_an_env_may_ask_to_be_recreated_without_a_log(make_runner: Any, caplog: Any) -> None:
-    class Asks(FailsAt):
-        error = StepFailedRecreateEnvError
-
-    runner = make_runner({"fails_at": 3, "failing": [0]}, env=Asks)
+    env: Any = type("Asks", (FailsAt,), {"error": StepFailedRecreateEnvError})
+    runner = make_runner({"fails_at": 3, "failing": [0]}, env=env)
     with caplog.at_level(logging.WARNING, logger="rlzmq.runners"):
         runner.sample_lease(4)
     assert runner.num_env_failures == 1
@@ -275,49 +273,64 @@ class GivesAt(FailsAt):
 @pytest.mark.parametrize(
     ("place", "value", "text"),
     [
-        (1, None, "one number, got NoneType None"),
-        (1, "1.5", "one number, got str '1.5'"),
-        (1, np.zeros(2), "one number, got ndarray"),
-        (2, "no", "True or False, got str 'no'"),
-        (3, 0.5, "True or False, got float 0.5"),
+        (
+            0,
+            np.zeros((1, 1), np.float32),
+            r"Environment 0 of 2: an observation .*shape \(1, 1\), expected \(1,\)",
+        ),
+        (0, {"x": 1}, "Environment 0 of 2: an observation .*dict"),
+        (1, "1.5", r"(?s)raised ValueError in step\(\): .*one number, got str '1.5'.*To reproduce"),
+        (3, 0.5, r"(?s)raised ValueError in step\(\): .*True or False, got float 0.5.*To reproduce"),
     ],
 )
-def test_what_is_no_reward_or_flag_is_the_envs_failure(
-    make_runner: Any, place: int, value: Any, text: str
-) -> None:
+def test_what_does_not_fit_is_the_envs_failure(make_runner: Any, place: int, value: Any, text: str) -> None:
     GivesAt.gives = (place, value)
     env_config = {"fails_at": 9, "failing": []}
     runner = make_runner(env_config, env=GivesAt, restart_failed_sub_environments=False)
-    with pytest.raises(EnvError, match=rf"(?s)raised ValueError in step\(\): .*{text}.*To reproduce"):
+    with pytest.raises(EnvError, match=text):
         runner.sample_lease(6)
     assert runner.sample_lease(3).num_env_steps == 6  # of new episodes, with nothing of that step
 
 
 def test_rewards_and_flags_of_one_element_are_taken(make_runner: Any) -> None:
-    for place, value in ((1, np.ones(1)), (1, np.int64(2)), (2, 1), (3, np.array([True]))):
+    for place, value in ((1, np.ones(1)), (3, np.array([True]))):
         GivesAt.gives = (place, value)
-        runner = make_runner({"fails_at": 9, "failing": []}, env=GivesAt, num_envs=1)
-        chunk = runner.sample_lease(4)[0]
+        chunk = make_runner({"fails_at": 9, "failing": []}, env=GivesAt, num_envs=1).sample_lease(4)[0]
         got = [chunk.get_rewards(-1), chunk.is_terminated, chunk.is_truncated][place - 1]
         np.testing.assert_equal(np.asarray(got).item(), np.asarray(value).item())
 
 
+def step_of_four(self: Any, action: Any) -> Any:
+    return np.zeros(1, np.float32), 1.0, False, {}
+
+
+def reset_without_info(self: Any, **kwargs: Any) -> Any:
+    return np.zeros(1, np.float32)
+
+
+class ResetsWithoutSeed(FailsAt):
+    def reset(self) -> Any:
+        return super().reset()
+
+
 @pytest.mark.parametrize(
-    ("value", "text"),
+    ("method", "expected"),
     [
-        (np.zeros(2, np.float32), r"shape \(2,\), expected \(1,\)"),
-        (np.zeros((1, 1), np.float32), r"shape \(1, 1\), expected \(1,\)"),
-        (None, "NoneType None"),
-        (np.array(["x"]), "dtype <U1"),
-        ({"x": 1}, "dict"),
+        ({"step": step_of_four}, "(observation, reward, terminated, truncated, info)"),
+        ({"step": lambda self, action: None}, "(observation, reward, terminated, truncated, info)"),
+        ({"reset": reset_without_info}, "returns (observation, info)"),
+        ({"reset": ResetsWithoutSeed.reset}, "def reset(self, *, seed=None, options=None)"),
     ],
 )
-def test_an_observation_of_another_form_names_the_env(make_runner: Any, value: Any, text: str) -> None:
-    GivesAt.gives = (0, value)
-    runner = make_runner({"fails_at": 9, "failing": []}, env=GivesAt)
-    with pytest.raises(EnvError, match=f"Environment 0 of 2: an observation .*{text}"):
-        runner.sample_lease(6)
-    assert runner.sample_lease(3).num_env_steps == 6
+def test_a_method_of_another_interface_ends_the_run_at_once_and_names_the_right_one(
+    make_runner: Any, method: dict[str, Any], expected: str
+) -> None:
+    env: Any = type("Odd", (FailsAt,), {**method, "made": 0})
+    runner = make_runner({"fails_at": 0, "failing": []}, num_envs=1, env=env)
+    with pytest.raises(EnvError) as caught:
+        runner.sample_lease(4)
+    assert expected in str(caught.value)
+    assert env.made <= 2  # one for the spaces, one that failed
 
 
 def test_observations_outside_of_their_space_are_refused_at_the_first_reset() -> None:
@@ -330,43 +343,3 @@ def test_observations_outside_of_their_space_are_refused_at_the_first_reset() ->
         SingleAgentEnvRunner(config=config).sample_lease(1)
     config.environment(disable_env_checking=True)
     assert SingleAgentEnvRunner(config=config).sample_lease(1).num_env_steps == 3
-
-
-class OldStep(FailsAt):
-    def step(self, action: Any) -> Any:
-        return np.zeros(1, np.float32), 1.0, False, {}
-
-
-class StepOfNothing(FailsAt):
-    def step(self, action: Any) -> Any:
-        return None
-
-
-class OldReset(FailsAt):
-    def reset(self, **kwargs: Any) -> Any:
-        return np.zeros(1, np.float32)
-
-
-class ResetWithoutSeed(FailsAt):
-    def reset(self) -> Any:
-        return super().reset()
-
-
-@pytest.mark.parametrize(
-    ("env", "expected"),
-    [
-        (OldStep, "(observation, reward, terminated, truncated, info)"),
-        (StepOfNothing, "(observation, reward, terminated, truncated, info)"),
-        (OldReset, "returns (observation, info)"),
-        (ResetWithoutSeed, "def reset(self, *, seed=None, options=None)"),
-    ],
-)
-def test_a_method_of_another_interface_ends_the_run_at_once_and_names_the_right_one(
-    make_runner: Any, env: type[FailsAt], expected: str
-) -> None:
-    env.made = 0
-    runner = make_runner({"fails_at": 0, "failing": []}, num_envs=1, env=env)
-    with pytest.raises(EnvError) as caught:
-        runner.sample_lease(4)
-    assert expected in str(caught.value)
-    assert env.made <= 2  # one for the spaces, one that failed

@@ -1,4 +1,4 @@
-"""Chunks found from flags equal those of a step-by-step walk; columns grow and are carried over."""
+"""Chunks found from flags equal those of a step-by-step walk."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rlzmq.runners.rows_sampler import ColumnBlock, find_chunks
+from rlzmq.runners.rows_sampler import find_chunks
 
 
 def walk(terminated: Any, truncated: Any, starts_with_reset: Any) -> list[tuple[Any, ...]]:
@@ -61,22 +61,3 @@ def test_chunks_are_those_of_a_walk_through_the_steps(case: tuple[Any, Any, Any]
     expected = walk(*case)
     assert list(rows) == expected
     assert table.num_finished == sum(row[3] or row[4] for row in expected)
-
-
-def test_a_block_grows_and_its_last_slots_begin_the_next() -> None:
-    block = ColumnBlock(2, 3)
-    write_a = block.writer("a", np.zeros((2, 1), np.int16))
-    write_tree = block.writer("tree", {"x": np.zeros(2), "y": (np.zeros((2, 2)),)})
-    for slot in range(3):
-        write_a(slot, np.array([[slot], [10 + slot]]))
-        write_tree(slot, {"x": np.full(2, slot), "y": (np.full((2, 2), slot),)})
-    block = block.part(0, 3, 5)
-    block.writer("a")(4, np.array([[4], [14]]))
-    assert block.columns["a"][:, :, 0].tolist() == [[0, 1, 2, 0, 4], [10, 11, 12, 0, 14]]
-    assert block.columns["a"].dtype == np.int16
-
-    following = block.part(1, 3, 4)
-    assert following.columns["a"][:, :, 0].tolist() == [[1, 2, 0, 0], [11, 12, 0, 0]]
-    assert following.columns["tree"]["y"][0][:, :, 1].tolist() == [[1, 2, 0, 0]] * 2
-    assert following.flat()["a"].shape == (8, 1)
-    assert np.shares_memory(following.flat()["a"], following.columns["a"])

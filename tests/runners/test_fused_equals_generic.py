@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
-import gymnasium as gym
 import numpy as np
 import pytest
 import torch
@@ -99,15 +98,7 @@ def check(config: Any, kinds: tuple[str, ...] = ("hybrid", "all pieces")) -> Non
                 assert a.meta[fact] == b.meta[fact]
             assert a.meta["episode_metrics"]["lengths"] == b.meta["episode_metrics"]["lengths"]
             assert a.meta["episode_metrics"]["returns"] == pytest.approx(b.meta["episode_metrics"]["returns"])
-        assert (
-            metrics == pytest.approx(other_metrics)
-            if not _nested(metrics)
-            else _approx(metrics, other_metrics)
-        )
-
-
-def _nested(metrics: dict[str, Any]) -> bool:
-    return any(isinstance(value, dict) for value in metrics.values())
+        assert _approx(metrics, other_metrics)
 
 
 def _approx(a: dict[str, Any], b: dict[str, Any]) -> bool:
@@ -254,10 +245,8 @@ def test_with_failing_envs() -> None:
 
 
 def test_whatever_registered_env_acts_in() -> None:
-    assert "CartPole-v1" in gym.registry
     check(make_config("Pendulum-v1", num_envs=2), ("all pieces",))
     check(make_config("FrozenLake-v1", num_envs=2), ("hybrid",))
-    check(make_config("Blackjack-v1", num_envs=2), ("hybrid",))
 
 
 LEAVES = st.sampled_from(

@@ -11,7 +11,7 @@ import torch
 from gymnasium import spaces
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from sampling_cases import CALLS
+from sampling_cases import CALLS, assert_alike
 
 from rlzmq.algorithms.ppo import PPOConfig
 from rlzmq.algorithms.ppo.ppo_learner import PPOLearner
@@ -155,19 +155,7 @@ def check(config: Any, program: list[dict[str, Any]]) -> None:
         assert type(fused._sampler) is AgentsRowsSampler
         assert type(real._sampler) is AgentsEpisodeSampler
         assert one.meta["episode_metrics"]["returns"] == two.meta["episode_metrics"]["returns"]
-        assert_same_states(fused.env_to_module.get_state(), real.env_to_module.get_state())
-
-
-def assert_same_states(left: Any, right: Any) -> None:
-    if isinstance(left, dict):
-        assert left.keys() == right.keys()
-        for key, value in left.items():
-            assert_same_states(value, right[key])
-    elif isinstance(left, list):
-        for a, b in zip(left, right, strict=True):
-            assert_same_states(a, b)
-    else:
-        np.testing.assert_array_equal(left, right)
+        assert_alike(fused.env_to_module.get_state(), real.env_to_module.get_state())
 
 
 PROGRAM: list[dict[str, Any]] = [
@@ -287,50 +275,6 @@ def test_the_learner_sees_what_the_module_acted_on_wherever_fragments_end(fused:
         rows = {row.tobytes() for row in acted_on}
         assert len(learned) > 60
         assert all(row.tobytes() in rows for row in learned)
-
-
-def test_filters_of_several_runners_agree_agent_by_agent() -> None:
-    """What runners saw apart, merged, is what one filter saw; fused and per episode alike."""
-    merged: list[Any] = []
-    for fused in (True, False):
-        config = make_config("filter", seed=5, p_death=0.1)
-        runners = [MultiAgentEnvRunner(config=config.copy(), worker_index=i) for i in (1, 2)]
-        driver = MultiAgentEnvRunner(config=config.copy())
-        for runner in runners:
-            runner.use_rows = fused
-            runner._id_prefix = ""
-        returned: list[Any] = []
-        for _ in range(3):
-            returned += [runner.sample(num_timesteps=20) for runner in runners]
-            deltas = [runner.get_connector_delta()["env_to_module_connector"] for runner in runners]
-            driver.env_to_module.merge_deltas(deltas)
-            state = driver.env_to_module.get_state()
-            for runner in runners:
-                runner.set_connector_state({"env_to_module_connector": state})
-                assert_same_states(runner.env_to_module.get_state(), state)
-        merged.append((state, returned))
-    (state, returned), (other_state, other_returned) = merged
-    assert_same_states(state, other_state)
-    for one, two in zip(returned, other_returned, strict=True):
-        assert_equal(one, two)
-    (stats,) = state.values()
-    counts = {agent_id: of_agent["total"]["num"] for agent_id, of_agent in stats.items()}
-    assert set(counts) == set(AGENTS)
-
-
-def test_evaluation_uses_the_statistics_without_learning_from_them() -> None:
-    config = make_config("filter")
-    trained = make_runner(config.copy(), fused=True)
-    trained.sample(num_timesteps=30)
-    before = trained.env_to_module.get_state()
-    runners = [make_runner(config.copy(), fused=fused) for fused in (True, False)]
-    for runner in runners:
-        runner.env_to_module.set_state(before)
-        runner.env_to_module.freeze_statistics()
-    batches = [runner.sample(num_timesteps=30) for runner in runners]
-    assert_equal(*batches)
-    for runner in runners:
-        assert_same_states(runner.env_to_module.get_state(), before)
 
 
 def test_an_agent_that_ends_without_a_last_observation_repeats_it_as_it_was_processed() -> None:
