@@ -250,15 +250,3 @@ def test_mistakes_are_named_and_change_nothing() -> None:
     )
     with single.build() as algo, pytest.raises(ConfigurationError, match="single-agent"):
         algo.add_module("new")
-
-
-def test_an_evaluation_function_of_ones_own_uses_the_synchronous_faces() -> None:
-    def mine(algorithm: Any, group: Any) -> tuple[dict[str, Any], int, int]:
-        assert sorted(algorithm.config.module_ids) == ["p0", "p1"]
-        episodes = group.sample(num_episodes=2)
-        num_steps = sum(len(episode) for episode in episodes)
-        return {"episodes": len(episodes)}, num_steps, num_steps
-
-    config = small(1, 0).evaluation(custom_evaluation_function=mine)
-    with config.build() as algo:
-        assert algo.evaluate()["env_runners"]["episodes"] == 2

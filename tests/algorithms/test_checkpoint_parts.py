@@ -184,24 +184,6 @@ def test_the_state_is_a_tree_of_which_one_may_ask_for_parts() -> None:
             algo.set_state({"leaner_group": {}})
 
 
-def test_parts_of_a_state_are_taken_over() -> None:
-    config = small().env_runners(env_to_module_connector=lambda env, spaces, device: MeanStdFilter())
-    with config.build() as algo, small().debugging(seed=5).build() as plain:
-        algo.train()
-        saved = algo.get_state()
-        algo.train()
-        plain.set_state({"learner_group": saved["learner_group"]})
-        assert same(weights_of(plain), saved["learner_group"]["learner"]["rl_module"]["default_policy"])
-        assert plain.iteration == 0
-        algo.set_state({"env_runner": saved["env_runner"]})
-        assert same(algo.get_state("env_runner"), {"env_runner": saved["env_runner"]})
-        assert algo.iteration == 2
-        algo.set_state({"algorithm": {"iteration": 7}})
-        assert algo.train()["training_iteration"] == 8
-        algo.set_state(saved)
-        assert algo.iteration == 1
-
-
 async def test_the_async_face_does_it_too(one_module: Any) -> None:
     path, weights = one_module
     async with small().debugging(seed=5).build_async() as algo:

@@ -228,18 +228,6 @@ def test_a_round_that_fails_fails_its_own_iteration(make: Callable[..., PPOConfi
     asyncio.run(run())
 
 
-def test_a_training_step_that_fails_takes_the_round_along() -> None:
-    class Fails(PPO):
-        def training_step(self) -> None:
-            raise ZeroDivisionError("the step's own mistake")
-
-    with Fails(auto(parallel())) as algo:
-        with pytest.raises(ZeroDivisionError, match="the step's own mistake"):
-            algo.train()
-        assert algo._async._evaluation._task is None
-        assert algo.evaluate()["env_runners"]["num_env_steps_sampled"] == 10
-
-
 def interrupted(
     interrupt: Callable[[Any, asyncio.Task[Any]], Awaitable[None]], error: type[BaseException], fifo: str
 ) -> None:
@@ -308,20 +296,6 @@ def test_a_custom_function_evaluates_while_training_goes_on(fifo: str) -> None:
     assert result["evaluation"]["num_env_steps_sampled_this_iter"] == 15
     assert result["mine"] == 4
     assert result["env_runners"]["ends"] == result["env_runners"]["num_episodes"] == 8
-
-
-def test_a_custom_coroutine_function_evaluates_while_training_goes_on(fifo: str) -> None:
-    async def evaluate(algorithm: Any, group: Any) -> Any:
-        await asyncio.to_thread(meet, fifo, "evaluation")
-        return {"num_mine": len(await group.sample(num_episodes=3))}, 15, 15
-
-    async def run() -> None:
-        config = parallel((1, 0), {"meet": fifo, "meet_at": 7})
-        config.evaluation(custom_evaluation_function=evaluate)
-        async with config.build_async() as algo:
-            assert (await algo.train())["evaluation"]["env_runners"] == {"num_mine": 3}
-
-    asyncio.run(run())
 
 
 @pytest.mark.parametrize(

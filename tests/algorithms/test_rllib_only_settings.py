@@ -79,18 +79,6 @@ def test_a_setting_is_taken_by_the_configs_that_have_it_in_rllib_only() -> None:
         IMPALAConfig().training(replay_proportion=0.5)
 
 
-def test_the_same_holds_for_dicts_and_attributes() -> None:
-    IMPALAConfig().update_from_dict({"broadcast_interval": 1, "opt_type": "rmsprop"})
-    with pytest.raises(ConfigurationError, match="APPO"):
-        IMPALAConfig.from_dict({"replay_proportion": 0.5})
-    config = DQNConfig()
-    config.adam_epsilon = 1e-4  # type: ignore[attr-defined]
-    with pytest.raises(ConfigurationError, match=r"checkpoint_replay=True"):
-        config.store_buffer_in_checkpoints = True  # type: ignore[attr-defined]
-    with pytest.raises(AttributeError, match=r"It is RLlib's; instead: override configure_optimizers"):
-        _ = config.adam_epsilon  # type: ignore[attr-defined]
-
-
 def test_a_setting_of_another_setter_is_named_instead_of_a_similar_one() -> None:
     with pytest.raises(ConfigurationError, match=r"set environment\(clip_actions=…\)"):
         SACConfig().training(clip_actions=True)
@@ -108,15 +96,6 @@ def test_rewards_are_clipped_in_the_env() -> None:
     config = PPOConfig().environment("Pendulum-v1", clip_rewards=0.5).env_runners(num_env_runners=0)
     (episode,) = SingleAgentEnvRunner(config=config).sample(num_episodes=1)
     assert min(episode.get_rewards()) == -0.5
-
-
-@pytest.mark.parametrize("name", ["SAC", "TQC", "CQL", "IQL"])
-def test_an_algorithm_with_three_optimizers_takes_no_lr(name: str) -> None:
-    config = get_config_class(name)().offline_data(input_="data" if name in ("CQL", "IQL") else None)
-    config.training(lr=None)._check_own_settings()
-    config.lr = 1e-3
-    with pytest.raises(ConfigurationError, match="actor_lr"):
-        config._check_own_settings()
 
 
 def test_an_algorithm_takes_a_dict_and_its_class_is_set_as_an_attribute() -> None:

@@ -15,9 +15,7 @@ from rlzmq import (
     Algorithm,
     CheckpointError,
     ClosedError,
-    ConfigurationError,
     PPOConfig,
-    UnsupportedSpaceError,
     register_env,
 )
 from rlzmq.algorithms.checkpoints import read_algorithm, write_algorithm
@@ -308,40 +306,3 @@ def test_results_are_handed_to_log_result_after_the_callbacks() -> None:
     with Logged(config) as algo:
         algo.train()
     assert seen == [(5, 1)]
-
-
-def test_the_parts_in_this_process_are_at_hand() -> None:
-    config = small().evaluation(evaluation_duration=1)
-    with config.build() as algo:
-        assert algo.env_to_module_connector is algo.env_runner.env_to_module
-        assert algo.module_to_env_connector is algo.env_runner.module_to_env
-        assert algo.eval_env_runner is None
-        algo.evaluate()
-        assert algo.eval_env_runner is algo.eval_env_runner_group.local_env_runner
-        group, runner = algo._async.session.env_runner_group, algo.env_runner
-        group.local_env_runner = None  # as where all are remote
-        pieces = [type(piece) for piece in algo.env_to_module_connector.connectors]
-        assert pieces == [type(piece) for piece in runner.env_to_module.connectors]
-        group.local_env_runner = runner
-
-
-def test_the_config_is_frozen_by_build() -> None:
-    with small().build() as algo, pytest.raises(AttributeError, match="frozen"):
-        algo.config.lr = 1.0
-
-
-def test_an_unknown_env_names_the_closest() -> None:
-    with pytest.raises(ConfigurationError, match="CartPole-v1"):
-        small(env="CartPole-v11").build()
-
-
-def test_an_unsupported_space_is_named() -> None:
-    import gymnasium as gym
-
-    class Words(gym.Env[Any, Any]):
-        observation_space = gym.spaces.Text(5)
-        action_space = gym.spaces.Discrete(2)
-
-    register_env("words", lambda config: Words())
-    with pytest.raises(UnsupportedSpaceError, match="Text"):
-        small(env="words").build()

@@ -72,16 +72,6 @@ def test_an_ema_that_another_process_reports_in_parts_is_that_of_all_values() ->
         root.reduce()
 
 
-def test_emas_of_processes_side_by_side_count_by_their_number_of_values() -> None:
-    root, workers = MetricsLogger(), [MetricsLogger(), MetricsLogger()]
-    root.log_value("x", 0.0, reduce="ema", ema_coeff=0.1)
-    for worker, value, num in zip(workers, (1.0, 4.0), (200, 100), strict=True):
-        for _ in range(num):
-            worker.log_value("x", value, reduce="ema", ema_coeff=0.1)
-    root.aggregate([worker.reduce() for worker in workers])
-    assert root.peek("x") == pytest.approx(2.0)
-
-
 def test_several_statistics_of_one_value() -> None:
     logger = MetricsLogger()
     for value in (1, 2, 6):
@@ -204,16 +194,6 @@ def test_percentiles_can_be_chosen_and_survive_state_and_merging() -> None:
     assert root.peek("x") == worker.peek("x") == {10: 10, 50: 50}
     with pytest.raises(ValueError, match="from 0 to 100"):
         worker.log_value("y", 1, reduce="percentiles", percentiles=[150])
-
-
-def test_throughput_can_be_peeked() -> None:
-    logger = MetricsLogger()
-    with logger.log_time("seconds", reduce="sum", with_throughput=True):
-        pass
-    result = logger.reduce()
-    assert result["seconds_throughput"] == logger.peek("seconds", throughput=True) > 0
-    logger.reset()
-    assert logger.reduce() == {}
 
 
 @pytest.mark.parametrize("options", [{}, {"window": 3}, {"reduce": "lifetime_sum"}])

@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from recovery_runs import kill
 
 from rlzmq import Algorithm, APPOConfig, IMPALAConfig, PPOConfig
 from tests.support.runs import small as small_run
@@ -59,25 +58,6 @@ async def test_runners_sample_ahead_and_no_trained_step_is_older_than_the_stalen
         result = await algo.train()
         check(result, 2)
         assert result["accounting"]["trained"] == saved["trained"] + BATCH
-
-
-async def test_deaths_while_several_updates_are_open() -> None:
-    async with small(IMPALAConfig, 2).build_async() as algo:
-        for _ in range(4):
-            await algo.train()
-        await kill(algo.env_runner_group.handles[0])
-        for _ in range(3):
-            result = await algo.train()
-        await kill(algo.learner_group.handles[1])
-        for _ in range(3):
-            result = await algo.train()
-        await kill(algo.session.pipeline._broker.handle)
-        for _ in range(6):
-            result = await algo.train()
-            check(result, 2)
-        assert result["fault_tolerance"]["num_remote_worker_restarts"] >= 1
-        assert result["fault_tolerance"]["num_learner_group_reforms"] >= 1
-        assert result["fault_tolerance"]["num_broker_restarts"] == 1
 
 
 def test_ppo_may_sample_the_next_batch_while_it_trains(tmp_path: Path) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import signal
 import subprocess
@@ -119,31 +118,6 @@ def test_two_ranks_get_the_agents_steps_of_the_serial_run_and_no_others(
         assert max(int(part[0].split()[1]) for part in found) < 0.75 * int(slots.split()[1])
 
 
-async def test_the_async_face_drives_processes() -> None:
-    async with small(1, 1).build_async() as algo:
-        async for result in algo.results():
-            if result["training_iteration"] == 2:
-                break
-    assert result["accounting"]["trained"] >= 480
-    timers = result["timers"]
-    assert 0 < timers["env_runner_sampling_timer"] < timers["update"]
-    assert 0 < timers["learner_update_timer"] < timers["update"]
-
-
-def log_ends(*, metrics_logger: Any, **kwargs: Any) -> None:
-    metrics_logger.log_value("ends", 1, reduce="sum")
-
-
-def test_evaluation_in_processes_of_its_own() -> None:
-    config = small(1, 0).evaluation(
-        evaluation_interval=1, evaluation_num_env_runners=2, evaluation_duration=5
-    )
-    with config.callbacks(on_episode_end=log_ends).build() as algo:
-        result = algo.train()
-    assert result["evaluation"]["env_runners"]["num_episodes"] == 5
-    assert result["evaluation"]["env_runners"]["ends"] == 5
-
-
 def test_groups_sample_and_train_for_custom_steps() -> None:
     with small(2, 2).build() as algo:
         episodes = algo.env_runner_group.sample(num_timesteps=100)
@@ -158,14 +132,6 @@ def test_groups_sample_and_train_for_custom_steps() -> None:
 class Broken(ShortEnv):
     def reward(self, action: Any) -> float:
         raise ZeroDivisionError("the env's own mistake")
-
-
-def test_an_env_that_raises_ends_the_run_with_its_own_traceback() -> None:
-    config = small(1, 1).environment(Broken).fault_tolerance(restart_failed_sub_environments=False)
-    with config.build() as algo, pytest.raises(Exception, match="the env's own mistake") as caught:
-        algo.train()
-    text = "".join([str(caught.value), *getattr(caught.value, "__notes__", [])])
-    assert "test_distributed_runs.py" in text
 
 
 class TenSteps(Broken):
@@ -243,11 +209,3 @@ def test_nothing_is_left_when_the_script_ends(how: signal.Signals, tmp_path: Pat
     assert alive == []
     assert [path for path in shared_memory if path.exists()] == []
     assert [p.name for p in tmp_path.iterdir() if p.name.startswith("rlzmq")] == []
-
-
-def test_inside_a_running_event_loop(tmp_path: Path) -> None:
-    async def cell() -> int:
-        with small(1, 0).build() as algo:
-            return int(algo.train()["training_iteration"])
-
-    assert asyncio.run(cell()) == 1

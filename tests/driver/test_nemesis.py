@@ -12,7 +12,6 @@ from typing import Any
 import psutil
 import pytest
 from recovery_runs import kill
-from replay_runs import replay_config
 
 from rlzmq import IMPALAConfig, PPOConfig
 from rlzmq.core import faults
@@ -111,21 +110,3 @@ async def test_fragments_are_gone_only_if_their_runner_and_the_broker_die(
             if check_history(events).num_gone > 0:
                 return
     pytest.fail("no fragment was lost with its runner and the broker")
-
-
-@pytest.mark.timeout(600)
-async def test_kills_of_each_role_beside_a_replay_buffer(history: Path) -> None:
-    num_killed = 0
-    async with replay_config(2, 2).build_async() as algo:
-        for role in ROLES:
-            nemesis = Nemesis(algo, num_kills=2, roles=[role], seed=3, how="kill", is_impatient=True)
-            await nemesis.run()  # checks the ratio of drawn steps after each update
-            num_killed += sum(map(len, nemesis.gaps_s.values()))
-            lost = nemesis.result["accounting"]["dropped"].get("buffer_lost", 0)
-            assert bool(lost) == (role != "runner"), "the ranks come second"
-            result = nemesis.result
-    held = result["learners"]["__all_modules__"]["batch_source"]["num_env_steps"]
-    assert held == result["accounting"]["trained"], "all that was taken in and not lost"
-    verdict = check_history(read_history(history))
-    assert verdict.num_killed == num_killed == 6
-    assert "0 lost, 0 trained twice" in str(verdict)

@@ -48,13 +48,6 @@ def test_a_replay_buffer_gets_every_step(num_envs: int) -> None:
     assert num_dropped == 0
 
 
-def test_a_replay_buffer_gets_every_step_of_two_runners() -> None:
-    config = DQNConfig().environment(EndsSoon)
-    config.env_runners(num_env_runners=2, num_envs_per_env_runner=4, rollout_fragment_length=2)
-    config.training(num_steps_sampled_before_learning_starts=10_000, n_step=3)
-    assert dropped(config, 20)[1] == 0
-
-
 def test_a_replay_buffer_holds_every_step() -> None:
     config = DQNConfig().environment(EndsSoon).debugging(seed=5)
     config.env_runners(num_env_runners=0, num_envs_per_env_runner=16, rollout_fragment_length=1)

@@ -13,7 +13,6 @@ import pytest
 from recovery_runs import check_account, kill, small
 
 from rlzmq.actors.process_state import ActorLostError
-from rlzmq.core.errors import PeerLostError
 from tests.support.runs import until_async
 
 
@@ -114,34 +113,6 @@ async def test_without_restarts_its_death_ends_the_run() -> None:
             await algo.train()
 
 
-async def test_without_restarts_a_stopped_broker_ends_the_run_as_such() -> None:
-    config = small(1, 1).fault_tolerance(restart_failed_broker=False)
-    async with config.build_async() as algo:
-        await algo.train()
-        psutil.Process(broker_of(algo).handle.pid).suspend()
-        with pytest.raises(PeerLostError, match=r"broker .*SIGSTOP"):
-            await algo.train()
-
-
-async def test_without_restarts_the_error_in_the_broker_ends_the_run() -> None:
-    config = small(1, 1).fault_tolerance(restart_failed_broker=False)
-    async with config.build_async() as algo:
-        await algo.train()
-
-        def fail(role: Any) -> None:
-            error = ZeroDivisionError("in the broker")
-            role._loop.call_soon_threadsafe(role.ended.set_exception, error)
-
-        await broker_of(algo).handle.apply(fail)
-
-        async def train_on() -> None:
-            while True:
-                await algo.train()
-
-        with pytest.raises(ZeroDivisionError, match="in the broker"):
-            await train_on()
-
-
 async def test_runner_learner_and_broker_may_die_at_once() -> None:
     async with small(2, 2).build_async() as algo:
         await algo.train()
@@ -154,33 +125,6 @@ async def test_runner_learner_and_broker_may_die_at_once() -> None:
             check_account(result, number)
         await until_async(lambda: group.num_healthy_remote_workers() == 2)
     assert result["fault_tolerance"]["num_broker_restarts"] == 1
-
-
-@pytest.mark.alone
-async def test_processes_that_were_frozen_when_the_broker_died_are_missed_by_the_next_one() -> None:
-    async with small(2, 2).build_async() as algo:
-        await algo.train()
-        group, runners = algo.learner_group, algo.env_runner_group
-        keeps_the_state = group.handles[0]
-        for handle in (keeps_the_state, runners.handles[0]):
-            psutil.Process(handle.pid).suspend()
-        frozen = runners.handles[0]
-        await kill(broker_of(algo).handle)
-        await kill(group.handles[1])
-        start = time.monotonic()
-        result = await algo.train()
-        check_account(result, 2)
-        number = 2
-        while runners.supervisor.num_restarts == 0:
-            result = await algo.train()
-            number += 1
-            check_account(result, number)
-        took_s = time.monotonic() - start
-        assert keeps_the_state in group.handles
-    assert frozen.exited.done()
-    assert result["fault_tolerance"]["num_learner_rollbacks"] == 0, "one rank still held the state"
-    assert result["fault_tolerance"]["num_learner_group_reforms"] == 1
-    assert took_s < 12.0, "4 s on a machine that is not busy"
 
 
 async def test_a_run_ends_although_processes_are_frozen() -> None:

@@ -92,61 +92,6 @@ async def test_a_rank_that_dies_at_a_chosen_place(
     assert result["fault_tolerance"]["num_learner_restarts"] == 1
 
 
-@pytest.mark.parametrize("num_learners", [1, 2])
-async def test_nothing_is_trained_between_a_rollback_and_its_lineage(
-    num_learners: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    """All ranks die in the first update. The broker still has the data for those who replace them."""
-    monkeypatch.setenv(
-        "RLZMQ_FAULT", ",".join(f"learner.train@learner-{i}:kill:1" for i in range(num_learners))
-    )
-    monkeypatch.setenv("RLZMQ_FAULT_LOG", str(tmp_path / "fired"))
-    async with small(1, num_learners).build_async() as algo:
-        supervisor = algo.learner_group.supervisor
-        begin, versions = supervisor.begin_lineage, []
-
-        async def begin_late(handles: list[Any]) -> bool:
-            for _ in range(20):  # a broker that gave them an update would have had it trained by now
-                await algo.session.pipeline._status()
-            versions.extend([await handle.ping() for handle in handles])
-            return await begin(handles)  # type: ignore[no-any-return]
-
-        supervisor.begin_lineage = begin_late
-        for number in range(1, 4):
-            result = await algo.train()
-            check_account(result, number)
-            assert result["learners"]["default_policy"]["weights_seq_no"] == number
-    assert versions == [0] * len(versions) != []
-
-
-@pytest.mark.parametrize(
-    ("fault", "num_dead"),
-    [
-        ("learner.join@learner-1:kill:1", 1),
-        pytest.param("learner.join:kill:1", 2, marks=pytest.mark.slow),  # all of them
-        ("learner.join@learner-0:kill:1,learner.join@learner-1:kill:2", 2),  # one after the other
-        pytest.param(
-            "learner.met@learner-0:kill:1", 1, marks=pytest.mark.slow
-        ),  # the other one connects to it
-        pytest.param("learner.connected@learner-0:stop:1", 1, marks=pytest.mark.slow),
-    ],
-)
-async def test_a_rank_that_dies_in_the_first_forming_is_replaced_in_it(
-    fault: str, num_dead: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    monkeypatch.setenv("RLZMQ_FAULT", fault)
-    monkeypatch.setenv("RLZMQ_FAULT_LOG", str(tmp_path / "fired"))
-    async with small(1, 2).build_async() as algo:
-        assert len(algo.learner_group.handles) == 2
-        for number in range(1, 3):
-            result = await algo.train()
-            check_account(result, number)
-        assert len(set(await hashes_of(algo))) == 1
-    assert len((tmp_path / "fired").read_text().splitlines()) == num_dead
-    assert result["fault_tolerance"]["num_learner_restarts"] == num_dead
-    assert result["fault_tolerance"]["num_learner_rollbacks"] == 0
-
-
 @pytest.mark.alone
 async def test_a_stopped_rank_is_noticed_killed_and_survived_within_five_seconds() -> None:
     async with small(1, 2).build_async() as algo:
@@ -190,20 +135,6 @@ async def test_a_rank_that_hangs_in_its_loss_is_killed_and_survived(hang: Any) -
         took_s = time.monotonic() - start
         await until_async(lambda: group.num_reforms == 1)
     assert took_s < 10.0, "5 s on a machine that is not busy"
-
-
-async def test_a_replacement_that_dies_while_joining_leaves_the_survivors_training(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    async with small(1, 2).build_async() as algo:
-        await algo.train()
-        group = algo.learner_group
-        await kill(group.handles[1])
-        await until_async(lambda: bool(group.supervisor._ready))
-        newcomer = group.supervisor._ready[0]
-        await kill(newcomer)
-        check_account(await algo.train(), 2)
-        await until_whole(algo, 2)
 
 
 async def test_learners_are_not_replaced_where_they_shall_not() -> None:
@@ -257,32 +188,6 @@ async def test_the_death_of_all_learners_goes_back_to_the_last_state_that_the_dr
     assert result["fault_tolerance"]["num_learner_rollbacks"] == 1
 
 
-async def test_a_replacement_of_the_last_rank_may_die_before_it_is_used(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    async with small(1, 1).build_async() as algo:
-        await algo.train()
-        await algo.train()
-        supervisor, killed = algo.learner_group.supervisor, []
-        start_over = supervisor._start_over
-
-        async def start_over_and_lose() -> None:
-            await start_over()
-            if not killed:
-                killed.extend(supervisor._ready)
-                for handle in killed:
-                    await kill(handle)
-
-        monkeypatch.setattr(supervisor, "_start_over", start_over_and_lose)
-        await kill(algo.learner_group.handles[0])
-        for _ in range(2):
-            result = await algo.train()
-        assert len(killed) == 1
-    account = result["accounting"]
-    assert account["sampled"] == account["trained"] + sum(account["dropped"].values()) + account["pending"]
-    assert result["fault_tolerance"]["num_learner_restarts"] >= 1
-
-
 async def test_direct_updates_go_on_with_the_survivors() -> None:
     async with small(2, 2).build_async() as algo:
         group = algo.learner_group
@@ -308,20 +213,3 @@ async def test_a_checkpoint_restored_after_a_rank_died_reaches_everybody(tmp_pat
             np.testing.assert_array_equal(restored[name], value)
         result = await algo.train()
         assert result["learners"]["default_policy"]["weights_seq_no"] == 2
-
-
-async def test_an_error_in_the_loss_ends_the_run_with_its_own_traceback() -> None:
-    async with small(1, 2).build_async() as algo:
-        await algo.train()
-
-        def break_loss(learner: Any) -> None:
-            if learner.rank == 1:
-
-                def compute_loss_for_module(**kwargs: Any) -> Any:
-                    raise ZeroDivisionError("the user's own loss")
-
-                learner.compute_loss_for_module = compute_loss_for_module
-
-        await algo.learner_group.foreach_learner(break_loss)
-        with pytest.raises(ZeroDivisionError, match="the user's own loss"):
-            await algo.train()

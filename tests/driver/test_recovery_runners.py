@@ -15,7 +15,6 @@ import pytest
 from recovery_runs import check_account, kill, small
 
 from rlzmq.actors.process_state import ActorLostError
-from rlzmq.core.errors import ConfigurationError
 from tests.support.runs import ShortEnv, until_async
 
 RECREATED: list[tuple[list[int], bool]] = []
@@ -49,15 +48,6 @@ async def test_a_killed_runner_is_replaced_while_the_others_sample() -> None:
     assert result["fault_tolerance"]["num_remote_worker_restarts"] == 1
     assert result["fault_tolerance"]["num_healthy_workers"] == 2
     assert RECREATED == [([1], False)]
-
-
-async def test_the_only_runner_is_replaced_and_the_update_completes() -> None:
-    async with small(1, 1).build_async() as algo:
-        await algo.train()
-        await kill(algo.env_runner_group.handles[0])
-        result = await algo.train()
-    check_account(result, 2)
-    assert result["fault_tolerance"]["num_remote_worker_restarts"] == 1
 
 
 async def test_a_replacement_makes_its_envs_with_the_env_config_that_was_set_last() -> None:
@@ -107,19 +97,6 @@ async def test_a_stopped_runner_is_noticed_killed_and_replaced_within_five_secon
         await until_async(lambda: group.num_restarts == 1 and group.num_healthy_remote_workers() == 2)
         took_s = time.monotonic() - start
     assert took_s < 8.0, "5 s on a machine that is not busy"
-
-
-async def test_a_stopped_evaluation_runner_is_replaced_and_the_round_completes() -> None:
-    config = small(0, 0).evaluation(evaluation_num_env_runners=1, evaluation_duration=2)
-    async with config.build_async() as algo:
-        await algo.evaluate()
-        group = algo.eval_env_runner_group
-        old = group.handles[0]
-        psutil.Process(old.pid).suspend()
-        result = await algo.evaluate()
-        assert result["env_runners"]["num_episodes"] == 2
-        assert group.handles[0].pid != old.pid
-        assert group.num_restarts == 1
 
 
 class Spinning(ShortEnv):
@@ -190,13 +167,6 @@ async def test_a_runner_that_outgrows_its_memory_is_replaced(
     assert "OOM: env runner 1 has outgrown its limit" in caplog.text
 
 
-async def test_a_limit_below_what_a_runner_needs_to_start_is_said_at_once() -> None:
-    config = small(1, 1).fault_tolerance(env_runner_memory_limit_bytes=1 << 20)
-    with pytest.raises(ConfigurationError, match="env_runner_memory_limit_bytes=1048576"):
-        async with config.build_async():
-            pass
-
-
 async def test_without_restarts_the_first_death_ends_the_run_with_its_reason() -> None:
     config = small(2, 1).fault_tolerance(restart_failed_env_runners=False)
     async with config.build_async() as algo:
@@ -232,39 +202,6 @@ async def test_the_budget_of_restarts_is_kept() -> None:
         with pytest.raises(ActorLostError) as caught:
             await algo.train()
     assert "max_num_env_runner_restarts=1 is spent" in "".join(caught.value.__notes__)
-
-
-async def test_sampling_without_the_broker_goes_on_with_the_replacement() -> None:
-    async with small(2, 1).build_async() as algo:
-        group = algo.env_runner_group
-        await algo.sync_weights()
-        await kill(group.handles[1])
-        episodes = await group.sample(num_episodes=4)
-        assert len(episodes) == 4
-        versions = await group.foreach_env_runner(lambda runner: type(runner).__name__)
-        assert versions == ["SingleAgentEnvRunner"] * 2
-
-
-def raise_in_connector(*args: Any, **kwargs: Any) -> Any:
-    raise ZeroDivisionError("the user's own mistake")
-
-
-async def test_an_error_of_the_users_code_in_a_runner_ends_the_run_with_its_traceback() -> None:
-    def pieces(env: Any = None, spaces: Any = None, device: Any = None) -> Any:
-        from rlzmq.connectors.connector_v2 import ConnectorV2
-
-        class Piece(ConnectorV2):
-            def __call__(self, **kwargs: Any) -> Any:
-                raise_in_connector()
-
-        return Piece()
-
-    config = small(1, 1).env_runners(env_to_module_connector=pieces)
-    async with config.build_async() as algo:
-        with pytest.raises(ZeroDivisionError, match="the user's own mistake") as caught:
-            await algo.train()
-    assert "raise_in_connector" in "".join(caught.value.__notes__)
-    assert algo.env_runner_group.num_restarts == 0
 
 
 class HoldsTheLock(ShortEnv):

@@ -16,10 +16,7 @@ from recovery_runs import check_account, kill, small
 from rlzmq import RLModuleSpec
 from rlzmq.actors import system
 from rlzmq.actors.process_state import ActorLostError
-from rlzmq.core.errors import DeadlineError, PeerLostError
-from rlzmq.core.patience import RestartPolicy
-from rlzmq.driver import supervision
-from rlzmq.driver.supervision import spawn_within
+from rlzmq.core.errors import DeadlineError
 from rlzmq.envs.registry import register_env
 from rlzmq.modules.default_models.actor_critic import DefaultActorCriticModule
 from tests.support.runs import until_async
@@ -102,34 +99,6 @@ async def test_processes_that_are_slow_to_start_are_waited_for(monkeypatch: pyte
     assert counts["num_broker_restarts"] == counts["num_remote_worker_restarts"] == 1
 
 
-async def test_a_broker_that_cannot_be_used_has_ended_before_the_next_one_takes_its_name(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    failed: list[Any] = []
-
-    class FailsOnce:
-        def __init__(self, handle: Any) -> None:
-            self._handle = handle
-            self.exited = handle.exited
-
-        async def start(self) -> None:
-            failed.append(self._handle)
-            raise PeerLostError("as asked")
-
-        def kill(self) -> None:
-            self._handle.kill()
-
-    async def spawn(*args: Any) -> Any:
-        handle = await spawn_within(*args)
-        return handle if failed else FailsOnce(handle)
-
-    monkeypatch.setattr(supervision, "spawn_within", spawn)
-    monkeypatch.setattr(supervision, "_BROKER_POLICY", RestartPolicy(first_delay_s=1e-9))
-    async with small(1, 1).build_async() as algo:
-        check_account(await algo.train(), 1)
-    assert failed[0].exited.done()
-
-
 def kills_itself(context: Any) -> Any:
     os.kill(os.getpid(), signal.SIGKILL)
 
@@ -142,15 +111,6 @@ async def test_who_always_dies_while_starting_ends_the_run_after_a_few_attempts(
         async with config.build_async():
             pass
     assert "env runner 0 was started 6 times" in "".join(caught.value.__notes__)
-
-
-async def test_without_restarts_the_first_death_while_starting_ends_the_run(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setenv("RLZMQ_FAULT", "learner.start@learner-1:kill:1")
-    with pytest.raises(ActorLostError, match=r"'learner-1' .*SIGKILL.* during its constructor"):
-        async with small(1, 2).fault_tolerance(restart_failed_learners=False).build_async():
-            pass
 
 
 class NeverMade(DefaultActorCriticModule):

@@ -13,10 +13,8 @@ import numpy as np
 import pytest
 
 from rlzmq.cli.joining import make_config
-from rlzmq.core.errors import PeerLostError
 from rlzmq.driver.join_files import JoinKeys
 from rlzmq.driver.remote_learners import RemoteLearnerListener
-from rlzmq.net.events import SocketEvent
 from rlzmq.net.keys import JoinFile
 from rlzmq.roles.learner_role import RemoteLearner
 from tests.support.runs import listening
@@ -100,39 +98,3 @@ async def test_all_end_in_order_with_the_run(meeting: Meeting, caplog: pytest.Lo
     await asyncio.gather(rank, built, spare)  # none of them raises
     news = [record.getMessage() for record in caplog.records if record.name.startswith("rlzmq")]
     assert news == []  # an end in order is none
-
-
-async def test_whoever_dies_while_it_is_built_is_passed_over(
-    meeting: Meeting, caplog: pytest.LogCaptureFixture
-) -> None:
-    def break_off(packed: Any) -> Any:
-        loop.call_soon_threadsafe(first._socket.close, 0)
-        return make_config(packed)
-
-    loop = asyncio.get_running_loop()
-    first, _ = meeting.learner(break_off)
-    taking = asyncio.create_task(meeting.door.take(meeting.config, 0, replaces=True))
-    await meeting.came(1)
-    meeting.learner()
-    handle = await taking
-    assert await handle.ping() == 0
-    assert "no spare waits now" in caplog.text
-    assert "left while it was being built" in caplog.text
-
-
-async def test_a_driver_that_vanishes_is_no_orderly_end(meeting: Meeting) -> None:
-    _, run = meeting.learner()
-    await meeting.door.take(meeting.config, 0)
-    meeting.door.forget(next(iter(meeting.door._links)))  # nothing is said to it
-    await meeting.door.close()
-    with pytest.raises(PeerLostError, match="the connection to the driver broke"):
-        await run
-
-
-async def test_last_words_count_although_the_broken_connection_is_noticed_first(meeting: Meeting) -> None:
-    learner, run = meeting.learner()
-    await meeting.door.take(meeting.config, 0)
-    learner._on_event(SocketEvent("disconnected", "", "", 0))
-    await asyncio.sleep(0)  # the loop has seen it before the goodbye is sent
-    await meeting.door.close()
-    await run

@@ -80,16 +80,6 @@ async def test_a_late_runner_is_left_out_and_named(caplog: pytest.LogCaptureFixt
     await calls.cancel_calls()
 
 
-async def test_a_timeout_of_zero_waits_for_nobody_and_calls_all_the_same() -> None:
-    calls = remote_calls(1)
-    called = asyncio.Event()
-    calls.handles[0].may_answer.clear()
-    assert await calls.foreach_env_runner(lambda runner: called.set(), timeout_seconds=0) == []
-    calls.handles[0].may_answer.set()
-    await asyncio.wait_for(called.wait(), 5)
-    await calls.cancel_calls()
-
-
 async def test_calls_in_the_background_are_fetched_when_they_are_ready() -> None:
     calls = remote_calls()
     calls.handles[1].may_answer.clear()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import signal
 import time
-from concurrent.futures import ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import Any
 
@@ -122,47 +121,6 @@ def stages_between(events: list[dict[str, Any]], begun: float, ended: float) -> 
     stages = [event for event in events if event["ph"] == "X"]
     assert all(event["ts"] + event["dur"] <= ended * 1e6 for event in stages)
     return {event["name"] for event in stages if event["ts"] >= begun * 1e6}
-
-
-def train_until_traced(algo: Any, path: Path, expected: dict[str, set[str]]) -> None:
-    """Train until the trace has these stages of all processes, whose names begin so, by the driver's clock."""
-    begun = time.perf_counter()
-    missing = expected
-    while missing:
-        algo.train()
-        processes = by_process(read_trace(path))
-        found = {name: stages_between(processes[name], begun, time.perf_counter()) for name in processes}
-        missing = {
-            start: stages
-            for start, stages in expected.items()
-            if not any(name.startswith(start) and stages <= found[name] for name in found)
-        }
-    algo.stop()
-    check_trace(read_trace(path))
-
-
-def test_learners_of_other_hosts_are_in_the_trace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    elsewhere = tmp_path / "elsewhere"
-    elsewhere.mkdir()
-    monkeypatch.chdir(tmp_path)
-    config = listening(tmp_path, num_env_runners=1, batch=120, num_remote_learners=2)
-    config.learners(num_learners=2).debugging(trace="trace.json")
-    join = tmp_path / "join.learner.toml"
-    learner = ("learner", "--join", str(join))
-    with ThreadPoolExecutor(1) as thread:
-        built = thread.submit(config.build)
-        while not join.exists():
-            assert not wait([built], timeout=0.05).done, "the driver ended before it listened"
-        with (
-            Command(elsewhere, *learner, program=("-c", _OTHER_CLOCK)) as first,
-            Command(elsewhere, *learner, program=("-c", _OTHER_CLOCK)) as second,
-            built.result(100) as algo,
-        ):
-            learners = {f"learner {rank}": STAGES["learner"] for rank in range(2)}
-            expected = {"broker": STAGES["broker"], "env runner 1": STAGES["env runner"], **learners}
-            train_until_traced(algo, tmp_path / "trace.json", expected)
-            for rank in (first, second):
-                assert rank.end() == 0, rank.output
 
 
 def test_a_run_in_one_process_is_one_track(tmp_path: Path) -> None:

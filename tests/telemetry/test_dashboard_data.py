@@ -56,48 +56,9 @@ def test_iterations_that_are_repeated_after_a_resume_replace_those_before(tmp_pa
     assert before[1999] == 2000  # of whoever still draws them
 
 
-def test_a_file_that_begins_anew_is_read_from_its_beginning(tmp_path: Path) -> None:
-    path = tmp_path / "result.json"
-    path.write_text(line(1, 1.0) + line(2, 2.0))
-    tail = MetricsTail(path)
-    read(tail)
-    count = tail.num_read
-    other = tmp_path / "other"
-    other.write_text(line(1, 5.0) + line(2, 6.0))
-    other.replace(path)
-    assert read(tail)[2] == [5, 6]
-    assert tail.num_read > count
-    path.write_text(line(1, 7.0))
-    assert read(tail)[2] == [7]
-
-
-def test_a_long_file_is_read_in_slices(tmp_path: Path) -> None:
-    path = tmp_path / "metrics.jsonl"
-    with path.open("w") as file:
-        for iteration in range(1, 6001):
-            file.write(" " * 900 + line(iteration, 0.5))
-    tail = MetricsTail(path)
-    assert tail.read()
-    assert 0 < tail.num_rows < 6000
-    assert len(read(tail)[0]) == 6000
-
-
 def columns(x: list[float], mean: list[float], spread: float = 1.0) -> dict[str, np.ndarray]:
     values = np.array(mean)
     return {"x": np.array(x), "mean": values, "low": values - spread, "high": values + spread}
-
-
-def test_few_points_are_kept_as_they_are_on_common_x() -> None:
-    x, (first, second, third) = curves_for_width(
-        [columns([1, 2, 4], [1, 2, 3]), columns([2, 3], [5, math.nan]), columns([], [])], 100
-    )
-    assert x.tolist() == [1, 2, 4]
-    assert first["mean"].tolist() == [1, 2, 3]
-    assert first["high"].tolist() == [2, 3, 4]
-    assert np.isnan(second["mean"]).tolist() == [True, False, True]
-    assert np.isnan(third["mean"]).all()
-    x, (only,) = curves_for_width([columns([], [])], 100)
-    assert len(x) == len(only["mean"]) == 0
 
 
 @settings(max_examples=40)

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import logging
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -57,18 +55,6 @@ def test_a_flood_ends_with_a_note(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert [event["text"] for event in events_in(tmp_path)] == [
         "number 0", "number 1", "3 events are written: later ones are left out.",
     ]  # fmt: skip
-
-
-def test_without_other_handlers_warnings_are_printed_as_before(tmp_path: Path) -> None:
-    code = (
-        "import logging, sys; from pathlib import Path; from rlzmq.telemetry.run_directory import EventLog\n"
-        "log = logging.getLogger('rlzmq.x'); log.warning('first')\n"
-        "events = EventLog(Path(sys.argv[1])); log.warning('second'); log.info('quiet')\n"
-        "logging.basicConfig(format='%(name)s %(message)s'); log.warning('third'); events.close(); log.warning('last')"
-    )
-    command = [sys.executable, "-c", code, str(tmp_path / "events.jsonl")]
-    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60)
-    assert done.stderr == "first\nsecond\nrlzmq.x third\nrlzmq.x last\n"
 
 
 def test_a_run_that_ends_with_an_error_keeps_the_users_frames(tmp_path: Path) -> None:

@@ -13,12 +13,10 @@ import xml.etree.ElementTree as ET
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 from rlzmq import ConfigurationError, IMPALAConfig, PPOConfig, Run, find_runs
 from rlzmq.cli.main import main
-from rlzmq.core.score_statistics import svg_curve
 from rlzmq.telemetry.run_directory import RunDirectory
 from rlzmq.telemetry.runs import RETURN_MEAN, group_by_settings, iqm_curves, mean_curve, plot_curves
 
@@ -292,14 +290,3 @@ def test_notebooks_show_runs_and_results_with_their_curve(tmp_path: Path) -> Non
     assert "<th>iteration</th><td>2</td>" in shown
     assert "<polyline" in shown
     assert find_runs(tmp_path)[-1].path == tmp_path / "b"
-
-
-def test_the_svg_curve_scales_to_its_box_and_needs_a_point() -> None:
-    root = ET.fromstring(svg_curve([0, 50, 100], [2.0, 3.0, 6.0], "steps & more", "y"))
-    line = root.find("{http://www.w3.org/2000/svg}polyline")
-    assert line is not None
-    points = [[float(number) for number in point.split(",")] for point in line.get("points", "").split()]
-    assert points == [[52.0, 130.0], [232.0, 99.5], [412.0, 8.0]]
-    assert "y by steps & more" in [text.text for text in root.iter() if text.text]
-    assert svg_curve([], [], "x", "y") == svg_curve([1.0], [np.nan], "x", "y") == ""
-    assert "<polyline" in svg_curve([1.0], [2.0], "x", "y")

@@ -14,7 +14,6 @@ import pytest
 
 from rlzmq import Callback, PPOConfig
 from rlzmq.cli.main import main
-from rlzmq.core.errors import ConfigurationError
 from rlzmq.telemetry.runs import numbers_in
 from rlzmq.telemetry.writers import (
     MLflowWriter,
@@ -130,18 +129,6 @@ def test_a_package_that_is_missing_is_named_with_the_command(
     with pytest.raises(ImportError, match=f"needs {module}: ") as raised:
         make_writers(f"{name},{name}", tmp_path)
     assert command in str(raised.value)
-
-
-def test_asynchronous_runs_have_no_histograms_of_weights(tmp_path: Path) -> None:
-    pytest.importorskip("tensorboard")
-
-    class Algorithm:
-        config = PPOConfig()
-
-        async def get_module(self) -> None: ...
-
-    with pytest.raises(ConfigurationError, match="needs an Algorithm"):
-        TensorBoardWriter(tmp_path, histograms=True).on_algorithm_init(algorithm=Algorithm())
 
 
 class Ends(Callback):
