@@ -50,8 +50,7 @@ _BOOT = (
     "import sys; sys.path.insert(0, sys.argv[4]); from rlzmq.actors.fork_main import main; "
     "main(int(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]), sys.argv[5:])"
 )
-_SHUTDOWN_WAIT_S = 2.0
-_EXIT_S = 1.0
+_EXIT_S = 1.0  # for a process that was told to end, or killed, to be gone
 # Deaths of servers in a row with no process started in between: of one that cannot import what it preloads.
 _deaths = Supervision(RestartPolicy(max_restarts=10, window_s=math.inf, first_delay_s=0.05, max_delay_s=1.0))
 
@@ -257,7 +256,7 @@ class ForkServer:
             self._control.close()
             os.close(self._lifeline_write)
         try:
-            self._process.wait(_SHUTDOWN_WAIT_S)
+            self._process.wait(2 * _EXIT_S)  # its children first
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()

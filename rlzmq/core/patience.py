@@ -25,8 +25,11 @@ __all__ = [
     "ANSWER_S",
     "FACTOR",
     "FIRST_S",
+    "HEARTBEAT_S",
     "LINK_S",
+    "RESEND_S",
     "STEP_S",
+    "TICK_S",
     "CoreWait",
     "FairClock",
     "Patience",
@@ -47,6 +50,9 @@ STEP_S = 30.0
 
 LINK_S = 1.2
 """For a byte from another machine, whose pings arrive every tenth of a second."""
+
+TICK_S, HEARTBEAT_S, RESEND_S = 0.05, 0.5, 2.0
+"""Intervals of looking at timers, and of heartbeats; time after which a message without an answer is sent again."""
 
 _NUM_INTERVALS, _NUM_RECENT, _NUM_KNOWN = 256, 8, 4
 _MOVES_UNTIL_TRUSTED = 50

@@ -13,13 +13,13 @@ from typing import Any
 
 from rlzmq.config.base_config import BaseConfig
 from rlzmq.core.metrics import MetricsLogger
+from rlzmq.core.patience import HEARTBEAT_S
 from rlzmq.core.printable import cut, printable
 from rlzmq.driver.updates import Accounting, ConnectorSync
 from rlzmq.protocol.driver_core import DriverCore
 from rlzmq.protocol.events import Instruction, Received, Report, Send, Tell
 from rlzmq.protocol.ledger import RunnerRecord
 from rlzmq.roles.peer_link import (
-    SENT_EVERY_S,
     PeerLink,
     add_to_trace,
     digest_of,
@@ -265,5 +265,5 @@ class DriverLink(PeerLink):
         """Send GOODBYE and close. Open updates are cancelled."""
         self.give_up_reports()
         if self._traces_others and not self.core.is_stopped:
-            await asyncio.sleep(2 * SENT_EVERY_S)  # the last stages are on their way
+            await asyncio.sleep(2 * HEARTBEAT_S)  # the last stages are on their way
         await self.close()

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
-from rlzmq.core.patience import ANSWER_S, Patience
+from rlzmq.core.patience import ANSWER_S, RESEND_S, TICK_S, Patience
 from rlzmq.protocol.events import Instruction, Received, Send, Stop
 from rlzmq.wire.codec import Buffer, WireMessage
 from rlzmq.wire.messages import BrokerBeat, Goodbye, Hello, Refused, Welcome
@@ -44,18 +44,16 @@ class PeerTimers:
     """A peer's timers in seconds. The defaults suit one host and a LAN.
 
     Attributes:
-        hello_retry_s: Time between HELLOs until WELCOME.
         broker_silence_s: Time without any message from the broker after which the peer registers again, or longer if
             it often is silent; see `Patience`.
-        resend_s: Time after which an unanswered message is sent again.
+        resend_s: Time after which an unanswered message is sent again; HELLO after half of it.
         snapshot_wait_s: How long a lease waits for its weights on PUB before the runner requests them. Doubled with
             each request, up to `resend_s`.
     """
 
-    hello_retry_s: float = 1.0
     broker_silence_s: float = ANSWER_S
-    resend_s: float = 2.0
-    snapshot_wait_s: float = 0.05
+    resend_s: float = RESEND_S
+    snapshot_wait_s: float = TICK_S
 
 
 class PeerCore(abc.ABC):
@@ -144,7 +142,7 @@ class PeerCore(abc.ABC):
 
     def _tick_peer(self, now: float) -> list[Instruction]:
         if not self.is_welcome or self._silence.is_over(now):
-            return self.start_again(now) if now - self._hello_at >= self.timers.hello_retry_s else []
+            return self.start_again(now) if now - self._hello_at >= self.timers.resend_s / 2 else []
         if now - self._state_at < self._heartbeat_s:
             return []
         self._state_at = now
@@ -166,7 +164,7 @@ class PeerCore(abc.ABC):
             return self._on_welcome(message, now)
         if isinstance(message, Refused):
             if message.reason == "unknown_peer":
-                return self.start_again(now) if now - self._hello_at >= self.timers.hello_retry_s / 10 else []
+                return self.start_again(now) if now - self._hello_at >= self.timers.resend_s / 20 else []
             return self._stop(message.reason, message.detail)
         if isinstance(message, BrokerBeat):
             if self.is_welcome and message.broker_incarnation > self.broker_incarnation:

@@ -41,7 +41,7 @@ from rlzmq.core import faults, trace
 from rlzmq.core.addresses import SocketDirectory
 from rlzmq.core.errors import PeerLostError, ProtocolError
 from rlzmq.core.files import make_directories, opener, write_text
-from rlzmq.core.patience import FairClock
+from rlzmq.core.patience import TICK_S, FairClock
 from rlzmq.core.process import end_if_out_of_memory, limit_memory
 from rlzmq.net.keys import CurveServer
 from rlzmq.protocol.broker.core import BrokerCore, BrokerEvent, BrokerOptions
@@ -64,9 +64,6 @@ from rlzmq.wire.messages import BrokerBeat, Fragment, Hello, decode_message
 __all__ = ["BrokerRole"]
 
 _log = logging.getLogger("rlzmq.broker")
-
-# Interval of timer checks, well below the shortest timer (heartbeats, resends, deadlines).
-_TICK_S = 0.05
 
 # Bounds of the quarantine directory. The first fragments stay, which show the first fault.
 _MAX_QUARANTINED = 100
@@ -163,7 +160,7 @@ class BrokerRole:
             wanted = {name: self._directory.address(name) for name in ("data", "weights")}
         self._listeners = BrokerListeners(self._on_message, self._on_broken)
         addresses = self._listeners.open(wanted, self._listen, self._curve, self._roles)
-        self._clock = FairClock(_TICK_S)
+        self._clock = FairClock(TICK_S)
         self._tick_due = self._loop.time()
         self._tick()
         return addresses
@@ -265,7 +262,7 @@ class BrokerRole:
         if self._listeners is not None:
             self._listeners.flush()
         self._look_at_size()
-        self._tick_due = self._loop.time() + _TICK_S
+        self._tick_due = self._loop.time() + TICK_S
         self._timer = self._loop.call_at(self._tick_due, self._tick)
 
     def _handle(self, event: BrokerEvent) -> None:

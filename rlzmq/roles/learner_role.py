@@ -21,6 +21,7 @@ from rlzmq.actors.messages import NO_CALL_ID, Call, Cancel, Shutdown, decode_mes
 from rlzmq.config.base_config import BaseConfig
 from rlzmq.core import faults, trace
 from rlzmq.core.errors import DeadlineError, PeerLostError, ProtocolError
+from rlzmq.core.patience import RESEND_S
 from rlzmq.core.process import apply_log_level, keep_freed_memory, limit_memory, share_one_arena
 from rlzmq.core.spaces import space_from_plain
 from rlzmq.learners.torch_threads import set_torch_threads
@@ -310,7 +311,6 @@ _METHODS = frozenset(
         "update",
     }
 )
-_HELLO_S = 1.0
 _LAST_WORDS_S = 0.1  # the driver's last messages may still wait in the socket
 
 
@@ -373,7 +373,7 @@ class RemoteLearner:
                     "learner", self.name, self.name, rank=self._rank, package_version=package_version()
                 )
                 self._socket.send(encode_hello(hello))
-                await asyncio.wait((self._over,), timeout=_HELLO_S)
+                await asyncio.wait((self._over,), timeout=RESEND_S / 2)
             await self._over
         finally:
             self._calls.cancel_all()

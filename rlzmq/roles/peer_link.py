@@ -26,7 +26,7 @@ from typing import Any, Concatenate, ParamSpec, TypeAlias, TypeVar
 import gymnasium as gym
 
 from rlzmq.core import faults, trace, version
-from rlzmq.core.patience import FairClock
+from rlzmq.core.patience import HEARTBEAT_S, RESEND_S, TICK_S, FairClock
 from rlzmq.core.spaces import space_to_plain
 from rlzmq.net.context import Context, SocketOptions
 from rlzmq.net.keys import CurveClient, KeyPair
@@ -39,8 +39,6 @@ from rlzmq.wire.values import pack_blob, unpack_blob
 
 __all__ = [
     "MAX_MESSAGE_BYTES",
-    "SENT_EVERY_S",
-    "TICK_S",
     "Curve",
     "PeerLink",
     "PeerRole",
@@ -88,10 +86,6 @@ def _plain(space: gym.Space[Any]) -> Any:
 
 
 _NUM_EXCHANGES = 16  # until the offset is known
-SENT_EVERY_S = 0.25
-"""Interval at which stages are sent."""
-
-_RETRY_S = 2.0  # after which an answer counts as lost
 _MAX_EVENTS = 2000  # per message, about 100 kB
 
 
@@ -109,7 +103,7 @@ class RemoteTrace:
     def tick(self) -> None:
         """Send what is due; call it regularly."""
         now = time.perf_counter()
-        if now - self._sent_at >= (SENT_EVERY_S if self._is_answered else _RETRY_S):
+        if now - self._sent_at >= (HEARTBEAT_S if self._is_answered else RESEND_S):
             self._say(now)
 
     def flush(self) -> None:
@@ -160,7 +154,6 @@ def add_to_trace(message: TraceEvents, payload: Sequence[Buffer]) -> TraceClock:
 
 Curve: TypeAlias = CurveClient | tuple[str, str] | list[str] | None
 
-TICK_S = 0.05
 MAX_MESSAGE_BYTES = 1 << 30  # of one frame: a column of a fragment, or a whole model's weights
 
 _log = logging.getLogger("rlzmq")

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import Any, Self
 
 from rlzmq.core.errors import AuthenticationError, PeerLostError
+from rlzmq.core.patience import HEARTBEAT_S
 from rlzmq.net.context import Context, SocketOptions
 from rlzmq.net.events import SocketEvent
 from rlzmq.net.keys import JoinFile
@@ -33,7 +34,6 @@ __all__ = ["Conversation", "Observer", "fetch_config"]
 
 _log = logging.getLogger("rlzmq")
 
-_ASK_AGAIN_S = 0.5
 # Handshakes that fail without a status: a server with another key, or one that is being restarted.
 _MAX_REFUSALS = 3
 # Connections without an answer that indicate a path that loses large messages.
@@ -109,7 +109,7 @@ class Conversation:
         deadline = loop.time() + timeout_s
         self.tell(message)
         while True:
-            wait_s = min(_ASK_AGAIN_S, deadline - loop.time())
+            wait_s = min(HEARTBEAT_S, deadline - loop.time())
             if wait_s <= 0 and self._lacks_driver:
                 raise PeerLostError(
                     f"the broker at {self._address} accepts this key, but no driver has connected yet "

@@ -23,6 +23,7 @@ from rlzmq.actors.host import ActorThread
 from rlzmq.config.base_config import BaseConfig
 from rlzmq.core import faults, trace
 from rlzmq.core.errors import DeadlineError, PeerLostError
+from rlzmq.core.patience import HEARTBEAT_S, TICK_S
 from rlzmq.core.process import apply_log_level, limit_memory
 from rlzmq.learners.torch_threads import set_torch_threads
 from rlzmq.net.keys import JoinFile
@@ -229,8 +230,6 @@ def _next_env_steps(
     return min(max(int(wanted), min_env_steps), max_env_steps)
 
 
-_LOOK_S = 0.5
-_REGISTER_S = 0.02
 # Random streams derive from the index: above those of the driver's runners.
 _FIRST_INDEX = 2_000_000
 
@@ -302,7 +301,7 @@ class RemoteRunner:
         while not link.core.is_welcome and not link.ended.done():
             if link.now() > deadline:
                 raise PeerLostError(f"the broker at {addresses['data']} does not register this runner")
-            await asyncio.wait((link.ended,), timeout=_REGISTER_S)
+            await asyncio.wait((link.ended,), timeout=TICK_S)
         return self.name
 
     async def wait(self) -> tuple[str, str]:
@@ -327,7 +326,7 @@ class RemoteRunner:
         assert self._role is not None
         link, num_env_steps = self._role._link, self.num_env_steps
         while self.num_env_steps == num_env_steps:
-            done, _ = await asyncio.wait((link.ended,), timeout=_LOOK_S)
+            done, _ = await asyncio.wait((link.ended,), timeout=HEARTBEAT_S)
             if done:
                 return self.num_env_steps, await link.ended
             silence_s = link.now() - link.core.heard_at

@@ -19,7 +19,7 @@ from rlzmq.protocol.weights import PUBLICATION_TOPIC, new_publication_buffer, se
 from rlzmq.wire.fragment_message import decode_fragment
 from rlzmq.wire.messages import OpenUpdate, decode_message
 
-TIMERS = PeerTimers(hello_retry_s=0.1, broker_silence_s=0.6, resend_s=0.3, snapshot_wait_s=0.05)
+TIMERS = PeerTimers(broker_silence_s=0.6, resend_s=0.3, snapshot_wait_s=0.05)
 _OPTIONS = SocketOptions(
     max_message_bytes=1 << 26,
     receive_high_water_mark=0,

@@ -26,7 +26,7 @@ M = TypeVar("M")
 
 # ------------------------------------------------------------------ what peers' tests need
 
-TIMERS = PeerTimers(hello_retry_s=1.0, broker_silence_s=3.0, resend_s=2.0, snapshot_wait_s=0.05)
+TIMERS = PeerTimers(broker_silence_s=3.0, resend_s=2.0, snapshot_wait_s=0.05)
 
 
 def receive(core: Any, message: Any, now: float = 0.0, payload: tuple = ()) -> list[Instruction]:

@@ -24,7 +24,7 @@ from rlzmq.wire.messages import BrokerBeat, Fragment, Goodbye, Hello, Refused, d
 from tests.driver.broker_peers import FakeDriver, FakeLearner, FakePeer, FakeRunner
 from tests.support.runs import until_async
 
-_OPTIONS = {"heartbeat_s": 0.1, "peer_timeout_s": 2.0, "resend_s": 0.3, "recovery_grace_s": 0.5}
+_OPTIONS = {"heartbeat_s": 0.1, "peer_timeout_s": 2.0, "resend_s": 0.3}
 
 
 @contextlib.asynccontextmanager

@@ -84,8 +84,6 @@ __all__ = [
 
 BrokerEvent: TypeAlias = Received | Malformed | Overrun | PeerLost | Tick
 
-_FORGET_EVERY_S = 10.0
-
 
 class BrokerCore:
     """The broker's state machine: dispatches each event to its part and checks the timers.
@@ -229,7 +227,7 @@ class BrokerCore:
         self._grants.expire(now)
         for peer in [peer for peer in state.by_routing.values() if peer.silence.is_over(now)]:
             self._registration.forget(peer, "lost", f"silent for {peer.silence.silent_s(now):.1f} s")
-        if now - self._forgot_at >= _FORGET_EVERY_S:
+        if now - self._forgot_at >= 20 * options.heartbeat_s:
             self._forgot_at = now
             state.forget_absent(now)
         self._store.ask_for_weights(now)
@@ -379,7 +377,6 @@ def _learner_ranges(message: Hello, payload: tuple[Buffer, ...]) -> list[list[Fr
 
 
 _MAX_TRACE_BYTES = 1 << 20
-_TRACE_ANSWER_S = 1.0  # after which the driver's answer counts as lost
 
 
 class Requests:
@@ -494,7 +491,7 @@ class Requests:
             raise BoundExceededError(
                 f"TraceEvents of {num_bytes} bytes: at most {_MAX_TRACE_BYTES} are forwarded"
             )
-        if state.driver is not None and now - peer.traced_at >= _TRACE_ANSWER_S:
+        if state.driver is not None and now - peer.traced_at >= state.options.resend_s / 2:
             peer.traced_at = now
             state.send(state.driver, replace(message, source=peer.uuid), event.payload)
 

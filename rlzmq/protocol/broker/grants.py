@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Iterable
 from typing import NamedTuple, TypeVar
 
-from rlzmq.core.patience import FACTOR
+from rlzmq.core.patience import FACTOR, TICK_S
 from rlzmq.core.update_plan import plan_lease, small_lease, step_allowance
 from rlzmq.protocol.broker.state import BrokerState, Peer, PublishedState
 from rlzmq.protocol.ledger import GrantedLease, Turn
@@ -16,7 +16,6 @@ from rlzmq.wire.messages import Lease, LeaseReturned, OpenUpdate, RunnerState
 
 __all__ = ["Grants"]
 
-_LEAST_MAX_S = 0.05
 _SLACK = 2.0  # times the expected duration of a lease
 _FAST = 0.7  # of the mean pace; a runner below it is not preferred
 _FRESH = 0.75  # fraction of the time until data is too old
@@ -336,7 +335,7 @@ class Grants:
         pace = peer.pace.env_steps_per_s or self._mean_pace()
         expected_s = _SLACK * num_env_steps / pace if pace else timeout_s / 2
         max_s = expected_s if peer.has_worked else min(expected_s, timeout_s / 2)
-        return max(_LEAST_MAX_S, min(max_s, self._fresh_s(terms)))
+        return max(TICK_S, min(max_s, self._fresh_s(terms)))
 
     def _fresh_s(self, terms: OpenUpdate) -> float:
         """Return how long data sampled now is likely to be fresh enough for a later update.

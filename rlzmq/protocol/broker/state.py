@@ -17,7 +17,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Literal, TypeVar
 
-from rlzmq.core.patience import Patience
+from rlzmq.core.patience import HEARTBEAT_S, RESEND_S, Patience
 from rlzmq.protocol.events import Instruction, Publish, Received, Send
 from rlzmq.protocol.ledger import DropReason, Entry, LeaseBook, Ledger, Pace, RunnerRecord
 from rlzmq.protocol.peer_core import Retries
@@ -37,7 +37,6 @@ from rlzmq.wire.messages import (
 )
 
 __all__ = [
-    "HEARTBEAT_S",
     "BrokerOptions",
     "BrokerState",
     "KeptReport",
@@ -51,9 +50,6 @@ __all__ = [
 ]
 
 
-HEARTBEAT_S = 0.5
-
-
 @dataclass(frozen=True, slots=True)
 class BrokerOptions:
     """Timers and limits of the broker. Durations in seconds.
@@ -64,10 +60,9 @@ class BrokerOptions:
         heartbeat_s: Interval of all heartbeats.
         peer_timeout_s: A peer silent for this long is lost, or for longer if it often is; see `Patience`. Usually the
             transport notices sooner.
-        resend_s: Time after which an unanswered message is sent again.
-        recovery_grace_s: How long a restarted broker waits for runners to send fragments again that were used by an
-            update trained in the meantime, so that its report is complete. It does not wait for runners that have been
-            replaced.
+        resend_s: Time after which an unanswered message is sent again. So long a restarted broker also waits for
+            fragments of an update that was trained in the meantime, so that its report is complete; not for those of
+            runners that have been replaced.
         max_leases_per_runner: Maximum number of leases per runner. With 1, a runner would idle for a round trip
             between two leases.
         window_messages, window_bytes: Uncommitted fragments per runner beyond which it may not sample
@@ -84,8 +79,7 @@ class BrokerOptions:
     incarnation: int
     heartbeat_s: float = HEARTBEAT_S
     peer_timeout_s: float = 10.0
-    resend_s: float = 2.0
-    recovery_grace_s: float = 2.0
+    resend_s: float = RESEND_S
     max_leases_per_runner: int = 2
     window_messages: int = 64
     window_bytes: int = 32 * 1024 * 1024

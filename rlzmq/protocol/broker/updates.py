@@ -321,7 +321,7 @@ class Updates:
         ):
             return False
         assert state.started_at is not None
-        if now < state.started_at + state.options.recovery_grace_s:
+        if now < state.started_at + state.options.resend_s:
             expected = [item for item in run.ranges if item.fragment.runner not in state.fenced]
             if state.ledger.missing(expected):
                 return False
