@@ -13,7 +13,7 @@ from typing import TypeAlias
 
 from rlzmq.protocol.weights import Publication
 from rlzmq.wire.codec import Buffer, FragmentId, WireMessage
-from rlzmq.wire.messages import Notice, Progress, UpdateReport, encode_message
+from rlzmq.wire.messages import Notice, Progress, Shard, ShardPlan, UpdateReport, encode_message
 
 __all__ = [
     "ApplyConnectorState",
@@ -162,32 +162,23 @@ class ApplyConnectorState:
 
 @dataclass(frozen=True, slots=True)
 class DecodeShard:
-    """Decode and check a fragment (`fragment_message.decode_fragment`), and cut out the range.
+    """Decode and check a shard's fragment (`fragment_message.decode_fragment`), and cut out its range.
 
     Keep it under (update_id, attempt, index). Answer with `LearnerCore.shard_decoded` or `shard_failed`.
     """
 
-    update_id: int
-    attempt: int
-    index: int
-    fragment: FragmentId
-    first: int
-    num_steps: int
+    shard: Shard
     frames: tuple[Buffer, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class RunUpdate:
-    """Train on the decoded shards of (update_id, attempt), in the order of index.
+    """Train on the decoded shards of the plan's update and attempt, in the order of index.
 
     Answer with `LearnerCore.update_trained`.
     """
 
-    update_id: int
-    attempt: int
-    num_fragments: int
-    num_env_steps: int
-    num_env_steps_all_ranks: int
+    plan: ShardPlan
 
 
 @dataclass(frozen=True, slots=True)

@@ -126,9 +126,7 @@ class _HeldShard:
     """An update's shard, from its plan until it is trained."""
 
     attempt: int
-    num_fragments: int = -1
-    num_env_steps: int = 0
-    num_env_steps_all_ranks: int = 0
+    plan: ShardPlan | None = None
     shards: dict[int, Shard] = field(default_factory=dict)
     decoded: set[int] = field(default_factory=set)
     ready_at: float = float("-inf")
@@ -138,7 +136,7 @@ class _HeldShard:
 
     @property
     def is_complete(self) -> bool:
-        return self.num_fragments >= 0 and len(self.decoded) == self.num_fragments
+        return self.plan is not None and len(self.decoded) == self.plan.num_fragments
 
 
 class LearnerCore(PeerCore):
@@ -348,22 +346,10 @@ class LearnerCore(PeerCore):
         if held is None:
             return instructions
         if isinstance(message, ShardPlan):
-            held.num_fragments = message.num_fragments
-            held.num_env_steps = message.num_env_steps
-            held.num_env_steps_all_ranks = message.num_env_steps_all_ranks
+            held.plan = message
         elif message.index not in held.shards:
             held.shards[message.index] = message
-            instructions.append(
-                DecodeShard(
-                    message.update_id,
-                    message.attempt,
-                    message.index,
-                    message.fragment,
-                    message.first,
-                    message.num_steps,
-                    event.payload,
-                )
-            )
+            instructions.append(DecodeShard(message, event.payload))
         return instructions
 
     def _on_train(self, message: Train, payload: tuple[Buffer, ...]) -> list[Instruction]:
@@ -416,17 +402,10 @@ class LearnerCore(PeerCore):
                 instructions.append(self._ready(update_id, held))
         head = self._held.get(self.next_update)
         if self._running is None and head is not None and head.train is not None:
+            assert head.plan is not None, "TRAIN is kept once all of the plan is decoded"
             self._running = self.next_update
             head.phase = _TRAINING
-            instructions.append(
-                RunUpdate(
-                    self.next_update,
-                    head.attempt,
-                    head.num_fragments,
-                    head.num_env_steps,
-                    head.num_env_steps_all_ranks,
-                )
-            )
+            instructions.append(RunUpdate(head.plan))
         return instructions
 
     def _ready(self, update_id: int, held: _HeldShard) -> Send:

@@ -33,10 +33,10 @@ from rlzmq.core import faults
 from rlzmq.core.errors import ConfigurationError
 from rlzmq.core.files import FileLock, lock_file, make_directories, map_file, read_records, write_record
 from rlzmq.core.trust import is_signed, signature_of
-from rlzmq.protocol.events import DecodeShard
 from rlzmq.roles.peer_link import package_version
 from rlzmq.wire.codec import Buffer, FragmentId, WireError
 from rlzmq.wire.fragment_message import FragmentRange
+from rlzmq.wire.messages import Shard
 from rlzmq.wire.values import pack_blob, unpack_blob
 
 __all__ = [
@@ -160,7 +160,10 @@ class ArrivalLog:
         self._has_state = False
 
     def begin_update(
-        self, learner: Any, shards: Sequence[DecodeShard], timesteps: Mapping[str, int] | None
+        self,
+        learner: Any,
+        shards: Sequence[tuple[Shard, Sequence[Buffer]]],
+        timesteps: Mapping[str, int] | None,
     ) -> None:
         """Record an update before the learner trains these shards, in this order."""
         if self._has_ended:
@@ -172,9 +175,9 @@ class ArrivalLog:
                 state = {**learner.get_state(not_components="source"), **learner.get_state("source")}
                 self._write(_STATE, [pack_blob({"version": learner.weights_seq_no, "state": state})])
                 self._has_state = True
-            for shard in shards:
-                self._write_fragment(shard)
-            ranges = [[*shard.fragment, shard.first, shard.num_steps] for shard in shards]
+            for shard, frames in shards:
+                self._write_fragment(shard, frames)
+            ranges = [[*shard.fragment, shard.first, shard.num_steps] for shard, _ in shards]
             update = {"version": learner.weights_seq_no, "timesteps": timesteps}
             self._write(_UPDATE, [pack_blob({**update, "ranges": ranges})])
         except (OSError, TypeError, ValueError) as error:
@@ -231,14 +234,14 @@ class ArrivalLog:
         assert self._file is not None
         write_record(self._file, kind, parts)
 
-    def _write_fragment(self, shard: DecodeShard) -> None:
+    def _write_fragment(self, shard: Shard, frames: Sequence[Buffer]) -> None:
         name = _name_of(FragmentRange(shard.fragment, shard.first, shard.num_steps))
         if name in self._written:
             return
-        sizes = [memoryview(frame).nbytes for frame in shard.frames]
+        sizes = [memoryview(frame).nbytes for frame in frames]
         encoded = name.encode()
         head = struct.pack(f"<II{len(sizes)}q", len(encoded), len(sizes), *sizes)
-        self._write(_FRAGMENT, [head, encoded, *shard.frames])
+        self._write(_FRAGMENT, [head, encoded, *frames])
         self._written[name] = None
         while len(self._written) > _MAX_REMEMBERED:
             self._written.popitem(last=False)

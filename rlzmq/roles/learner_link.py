@@ -13,7 +13,7 @@ import asyncio
 import copy
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from functools import partial
 from typing import Any
@@ -45,6 +45,7 @@ from rlzmq.roles.hang_watch import UpdateWatch
 from rlzmq.roles.peer_link import Curve, PeerLink, ends_link, new_peer_id
 from rlzmq.runners.module_step import ModuleStep
 from rlzmq.wire.codec import Buffer
+from rlzmq.wire.messages import Shard, ShardPlan
 from rlzmq.wire.values import pack_blob
 
 __all__ = [
@@ -135,7 +136,7 @@ class LearnerLink(PeerLink):
         self._run_id = run_id
         self.num_env_steps_before = num_env_steps_before
         self._arrivals = arrivals
-        self._shards: dict[tuple[int, int], dict[int, tuple[Any, DecodeShard]]] = {}
+        self._shards: dict[tuple[int, int], dict[int, tuple[Any, Shard, Sequence[Buffer]]]] = {}
         self._layout: Any = None
         self._synced_module_ids: list[str] | None = None
         self._rank = 0
@@ -202,17 +203,17 @@ class LearnerLink(PeerLink):
     def act(self, instruction: Instruction) -> None:
         """Decode shards on the loop (views, no copies); train on the learner thread."""
         if isinstance(instruction, DecodeShard):
-            self._decode(instruction)
+            self._decode(instruction.shard, instruction.frames)
         elif isinstance(instruction, DropShards):
             self._shards.pop((instruction.update_id, instruction.attempt), None)
         elif isinstance(instruction, RunUpdate):
-            self._train(instruction)
+            self._train(instruction.plan)
 
-    def _decode(self, shard: DecodeShard) -> None:
+    def _decode(self, shard: Shard, frames: Sequence[Buffer]) -> None:
         num_replaced = self._check.num_replaced
         start = time.perf_counter()
         try:
-            batch = decode_steps(shard.frames, self._check, shard.fragment, shard.first, shard.num_steps)
+            batch = decode_steps(frames, self._check, shard.fragment, shard.first, shard.num_steps)
         except MemoryError as error:
             end_if_out_of_memory(error, self.core.name)
             raise
@@ -226,7 +227,7 @@ class LearnerLink(PeerLink):
             return
         if trace.is_on:
             trace.span("decode", start, time.perf_counter(), fragment=str(shard.fragment))
-        self._shards.setdefault((shard.update_id, shard.attempt), {})[shard.index] = batch, shard
+        self._shards.setdefault((shard.update_id, shard.attempt), {})[shard.index] = batch, shard, frames
         if self._check.num_replaced > num_replaced:
             self._refuse_misfits()  # before this shard may complete its update
         self.do(self.core.shard_decoded(shard.update_id, shard.attempt, shard.index, self.now()))
@@ -234,12 +235,12 @@ class LearnerLink(PeerLink):
     def _refuse_misfits(self) -> None:
         """Refuse received shards of the former form after the expected form was replaced."""
         for (update_id, attempt), batches in list(self._shards.items()):
-            for index, (batch, _) in list(batches.items()):
+            for index, (batch, *_) in list(batches.items()):
                 if self.core.is_receiving(update_id, attempt) and (misfit := self._check.misfit(batch)):
                     del batches[index]
                     self.do(self.core.shard_failed(update_id, attempt, index, "unusable", misfit))
 
-    def _train(self, update: RunUpdate) -> None:
+    def _train(self, update: ShardPlan) -> None:
         if self.core.is_forming:
             return  # void: GroupFormed will name the next update
         shards = self._shards.pop((update.update_id, update.attempt), {})  # a rank may have no fresh data
@@ -252,7 +253,7 @@ class LearnerLink(PeerLink):
 
         def job() -> tuple[bytes, Any, int]:
             if self._arrivals is not None:
-                ordered = [shards[index][1] for index in range(update.num_fragments)]
+                ordered = [shards[index][1:] for index in range(update.num_fragments)]
                 self._arrivals.begin_update(self._learner, ordered, timesteps)
             start = time.perf_counter()
             if trace.is_on and self._trained_at is not None:
@@ -265,7 +266,7 @@ class LearnerLink(PeerLink):
             if trace.is_on:
                 self._trained_at = time.perf_counter()
                 trace.span("train", start, self._trained_at, update=update.update_id)
-                for _, shard in shards.values():
+                for _, shard, _ in shards.values():
                     trace.flow_end(str(shard.fragment), start)
             return pack_blob(results), weights, results["__all_modules__"]["num_env_steps_trained"]
 

@@ -25,13 +25,12 @@ def comparisons(options: argparse.Namespace) -> Iterator[Comparison]:
 
 
 def updates(is_image: bool, is_recorded: bool = False) -> Turn:
-    from rlzmq.protocol.events import DecodeShard
     from rlzmq.roles.arrival_log import ArrivalLog
     from rlzmq.roles.learner_role import make_learner
     from rlzmq.roles.runner_role import make_env_runner
     from rlzmq.wire.codec import FragmentId
     from rlzmq.wire.fragment_message import encode_fragment
-    from rlzmq.wire.messages import Fragment
+    from rlzmq.wire.messages import Fragment, Shard
 
     config: Any = make_config(is_image)
     config.training(train_batch_size_per_learner=4000, minibatch_size=128, num_epochs=1 if is_image else 10)
@@ -52,7 +51,9 @@ def updates(is_image: bool, is_recorded: bool = False) -> Turn:
         if log is not None:
             fragment = FragmentId("u", 1, update_id)
             log.begin_update(
-                learner, [DecodeShard(update_id, 1, 0, fragment, 0, batch.num_env_steps, frames)], timesteps
+                learner,
+                [(Shard(1, update_id, 1, 1, 0, fragment, 0, batch.num_env_steps), frames)],
+                timesteps,
             )
         learner.update(episodes=[batch], timesteps=timesteps)
         if log is not None:

@@ -17,7 +17,7 @@ from rlzmq.protocol.peer_core import PeerTimers
 from rlzmq.protocol.runner_core import RunnerCore
 from rlzmq.protocol.weights import PUBLICATION_TOPIC, new_publication_buffer, seal_publication
 from rlzmq.wire.fragment_message import decode_fragment
-from rlzmq.wire.messages import OpenUpdate, decode_message
+from rlzmq.wire.messages import OpenUpdate, Shard, ShardPlan, decode_message
 
 TIMERS = PeerTimers(broker_silence_s=0.6, resend_s=0.3, snapshot_wait_s=0.05)
 _OPTIONS = SocketOptions(
@@ -130,7 +130,7 @@ class FakeLearner(FakePeer):
     def __init__(self, addresses: dict[str, str], on_trained: Callable[[int], None] | None = None) -> None:
         super().__init__(LearnerCore("run", "learner-0", "uuid-learner", timers=TIMERS), addresses)
         self.trained: list[tuple[str, int, int]] = []
-        self.shards: dict[tuple[int, int], dict[int, E.DecodeShard]] = {}
+        self.shards: dict[tuple[int, int], dict[int, Shard]] = {}
         self.on_trained = on_trained
         self.do(self.core.form_group(1, 0, 1, 0, self.loop.time()))
         self.new_weights(0)
@@ -144,14 +144,15 @@ class FakeLearner(FakePeer):
     def act(self, item: Any) -> None:
         if isinstance(item, E.DecodeShard):
             fragment, arrays, _ = decode_fragment(item.frames)
-            assert fragment.fragment_id == item.fragment
+            shard = item.shard
+            assert fragment.fragment_id == shard.fragment
             assert np.array_equal(arrays[0], np.arange(len(arrays[0]), dtype=np.uint8))
-            self.shards.setdefault((item.update_id, item.attempt), {})[item.index] = item
-            self.do(self.core.shard_decoded(item.update_id, item.attempt, item.index, self.loop.time()))
+            self.shards.setdefault((shard.update_id, shard.attempt), {})[shard.index] = shard
+            self.do(self.core.shard_decoded(shard.update_id, shard.attempt, shard.index, self.loop.time()))
         elif isinstance(item, E.RunUpdate):
-            self.loop.call_soon(self.train, item)
+            self.loop.call_soon(self.train, item.plan)
 
-    def train(self, item: E.RunUpdate) -> None:
+    def train(self, item: ShardPlan) -> None:
         shards = self.shards.pop((item.update_id, item.attempt))
         assert sum(shard.num_steps for shard in shards.values()) == item.num_env_steps
         for shard in shards.values():

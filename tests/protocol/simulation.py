@@ -27,7 +27,7 @@ from rlzmq.protocol.learner_core import LearnerCore
 from rlzmq.protocol.runner_core import RunnerCore
 from rlzmq.protocol.weights import new_publication_buffer, seal_publication
 from rlzmq.wire.fragment_message import FragmentRange
-from rlzmq.wire.messages import Fragment, OpenUpdate, Weights, decode_message
+from rlzmq.wire.messages import Fragment, OpenUpdate, Shard, ShardPlan, Weights, decode_message
 from rlzmq.wire.values import pack_blob
 
 RUN = "run"
@@ -285,10 +285,10 @@ class Simulation:
                 self.history.applied(process.core.uuid, item.header.order)
             elif isinstance(item, E.DecodeShard):
                 assert isinstance(process, LearnerProcess)
-                self.after(0.001, lambda p=process, i=item: self.decode(p, i))
+                self.after(0.001, lambda p=process, i=item.shard: self.decode(p, i))
             elif isinstance(item, E.RunUpdate):
                 assert isinstance(process, LearnerProcess)
-                self.train(process, item)
+                self.train(process, item.plan)
             elif isinstance(item, E.Report):
                 self.reported(item)
             elif isinstance(item, E.Stop) and process.name.startswith("runner") and process.alive:
@@ -398,7 +398,7 @@ class Simulation:
         )
         self.do(member, member.core.new_weights(self.generation, len(member.chain), buffer))
 
-    def decode(self, process: LearnerProcess, item: E.DecodeShard) -> None:
+    def decode(self, process: LearnerProcess, item: Shard) -> None:
         if not process.alive:
             return
         if process.is_frozen:
@@ -412,7 +412,7 @@ class Simulation:
             said = process.core.shard_decoded(item.update_id, item.attempt, item.index, self.now)
         self.do(process, said)
 
-    def train(self, process: LearnerProcess, item: E.RunUpdate) -> None:
+    def train(self, process: LearnerProcess, item: ShardPlan) -> None:
         """A rank enters the update; when all have, they vote and step, each at its own moment."""
         key = (item.update_id, item.attempt)
         shards = process.shards.get(key, {})

@@ -82,7 +82,7 @@ def test_a_refused_shard_is_not_held_any_more_and_its_text_is_cut():
     assert _state(core).num_held == (1,)
     for attempt, index in ((100, 1), (99, 0)):
         assert core.shard_failed(0, attempt, index, "dtype", "again") == []
-    assert [item.index for item in instructions_in(_plan(core), E.DecodeShard)] == [1], "sent again"
+    assert [item.shard.index for item in instructions_in(_plan(core), E.DecodeShard)] == [1], "sent again"
 
 
 # ------------------------------------------------------------------ generations

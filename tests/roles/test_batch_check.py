@@ -18,7 +18,7 @@ from rlzmq.protocol.events import DecodeShard
 from rlzmq.roles.batch_check import BatchCheck
 from rlzmq.roles.learner_link import LearnerLink
 from rlzmq.wire.fragment_message import encode_fragment
-from rlzmq.wire.messages import Fragment
+from rlzmq.wire.messages import Fragment, Shard
 
 
 def batch_of(size: int = 4, reward: float = 1.0, **extras: Any) -> EpisodeBatch:
@@ -201,7 +201,7 @@ def link_of_learner(events: list[Any]) -> LearnerLink:
 def shard_of(header: Any, arrays: Any) -> DecodeShard:
     fragment = Fragment("uuid", 1, 5, 9, 1, 0, 3, -1, header)
     frames = [bytes(memoryview(frame).cast("B")) for frame in encode_fragment(fragment, arrays)]
-    return DecodeShard(0, 0, 0, fragment.fragment_id, 0, 1, frames)
+    return DecodeShard(Shard(1, 0, 0, 1, 0, fragment.fragment_id, 0, 1), tuple(frames))
 
 
 async def test_a_learner_refuses_what_it_cannot_decode_and_what_is_outside_of_its_spaces() -> None:
@@ -247,7 +247,7 @@ async def test_a_fragment_whose_form_turns_out_to_be_wrong_is_refused_before_its
             "uuid", 1, seq, 9, 1, 0, 3, -1, (wire := EpisodeBatch.from_episodes([episode]).to_wire())[0]
         )
         frames = [bytes(memoryview(frame).cast("B")) for frame in encode_fragment(fragment, wire[1])]
-        link.act(DecodeShard(0, 0, index, fragment.fragment_id, 0, 1, frames))
+        link.act(DecodeShard(Shard(1, 0, 0, 1, index, fragment.fragment_id, 0, 1), tuple(frames)))
 
     arrives(0, seq=0, extra=3)
     arrives(1, seq=1, extra=2)

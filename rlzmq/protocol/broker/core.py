@@ -106,7 +106,7 @@ class BrokerCore:
         self._delivery = Delivery(state)
         self._reports = Reports(state)
         recovery = Recovery(state)
-        requests = self._requests = Requests(state, recovery, self._reports)
+        requests = Requests(state, recovery, self._reports)
         self._updates = Updates(state, self._store, recovery, self._delivery, self._reports)
         self._admission = Admission(state, self._registration, self._intake, recovery, requests)
         self._beat_at = float("-inf")
@@ -114,14 +114,14 @@ class BrokerCore:
         self._handlers: dict[type[WireMessage], Callable[[Peer, Any, Received, float], None]] = {
             Fragment: self._intake.on_fragment,
             RunnerState: self._on_runner_state,
-            LeaseReturned: lambda peer, message, event, now: self._grants.returned(peer, message),
+            LeaseReturned: self._grants.on_returned,
             SnapshotRequest: self._store.on_snapshot_request,
             LearnerState: self._on_learner_state,
-            ShardReady: self._on_shard_ready,
-            ShardRefused: lambda peer, message, event, now: self._updates.on_shard_refused(message),
+            ShardReady: self._delivery.on_ready,
+            ShardRefused: self._updates.on_shard_refused,
             UpdateDone: self._updates.on_update_done,
             Weights: self._store.put_weights,
-            DriverState: self._on_driver_state,
+            DriverState: requests.on_driver_state,
             OpenUpdate: requests.on_open_update,
             ConnectorState: self._store.put_connector_state,
             Pause: requests.on_pause,
@@ -130,10 +130,8 @@ class BrokerCore:
             Config: requests.on_config,
             StatusRequest: self._on_status_request,
             TraceEvents: requests.on_trace_events,
-            TraceClock: self._on_trace_clock,
-            Goodbye: lambda peer, message, event, now: self._registration.forget(
-                peer, "left", message.reason
-            ),
+            TraceClock: requests.on_trace_clock,
+            Goodbye: self._registration.on_goodbye,
         }
 
     def handle(self, event: BrokerEvent, now: float) -> list[Instruction]:
@@ -207,18 +205,8 @@ class BrokerCore:
                 self.state.moved("training", now)
             peer.progress, peer.pace_s = message.progress, message.patience_s
 
-    def _on_driver_state(self, peer: Peer, message: DriverState, event: Received, now: float) -> None:
-        self._requests.on_driver_state(message)
-
-    def _on_shard_ready(self, peer: Peer, message: ShardReady, event: Received, now: float) -> None:
-        if message.rank == peer.hello.rank:
-            self._delivery.on_ready(message, now)
-
     def _on_status_request(self, peer: Peer, message: StatusRequest, event: Received, now: float) -> None:
         self.state.send(peer, Status(), (pack_blob({**self.status(), **self.more_status()}),))
-
-    def _on_trace_clock(self, peer: Peer, message: TraceClock, event: Received, now: float) -> None:
-        self._requests.on_trace_clock(message)
 
     # ------------------------------------------------------------------ time
 
@@ -427,7 +415,7 @@ class Requests:
         }
         accounting.add_base(max(0, hello.trained - accounting.trained), dropped)
 
-    def on_driver_state(self, message: DriverState) -> None:
+    def on_driver_state(self, peer: Peer, message: DriverState, event: Received, now: float) -> None:
         """Handle the driver's heartbeat: the reports that it has, and its verdict on the run."""
         self._state.bottleneck = message.bottleneck
         if message.min_generation == self._state.min_generation:
@@ -495,10 +483,10 @@ class Requests:
             peer.traced_at = now
             state.send(state.driver, replace(message, source=peer.uuid), event.payload)
 
-    def on_trace_clock(self, message: TraceClock) -> None:
+    def on_trace_clock(self, peer: Peer, message: TraceClock, event: Received, now: float) -> None:
         """Forward the driver's answer to its peer."""
         state = self._state
-        for peer in state.by_routing.values():
-            if peer.uuid == message.source:
-                peer.traced_at = float("-inf")
-                state.send(peer, message)
+        for traced in state.by_routing.values():
+            if traced.uuid == message.source:
+                traced.traced_at = float("-inf")
+                state.send(traced, message)

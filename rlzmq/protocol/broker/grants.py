@@ -11,6 +11,7 @@ from typing import NamedTuple, TypeVar
 from rlzmq.core.patience import FACTOR, TICK_S
 from rlzmq.core.update_plan import plan_lease, small_lease, step_allowance
 from rlzmq.protocol.broker.state import BrokerState, Peer, PublishedState
+from rlzmq.protocol.events import Received
 from rlzmq.protocol.ledger import GrantedLease, Turn
 from rlzmq.wire.messages import Lease, LeaseReturned, OpenUpdate, RunnerState
 
@@ -66,7 +67,7 @@ class Grants:
         self._sum_paces = self._num_paces = 0
         self._basis: tuple[tuple[bool, int, int], tuple[int, int]] = (False, 0, 0), (0, 0)
 
-    def returned(self, peer: Peer, message: LeaseReturned) -> None:
+    def on_returned(self, peer: Peer, message: LeaseReturned, event: Received, now: float) -> None:
         """End a lease that its runner returned."""
         lease = self._state.leases.leases.get(message.lease_id)
         if lease is not None and lease.peer == peer.uuid:

@@ -6,8 +6,9 @@ from functools import cache
 
 from rlzmq.core.patience import Patience
 from rlzmq.protocol.broker.state import BrokerState, Newcomer, Peer, PublishedState
+from rlzmq.protocol.events import Received
 from rlzmq.protocol.peer_core import NARROW_PATH
-from rlzmq.wire.messages import Hello, Refused, Welcome
+from rlzmq.wire.messages import Goodbye, Hello, Refused, Welcome
 
 __all__ = ["Registration"]
 
@@ -94,6 +95,10 @@ class Registration:
         elif role == "driver" and state.driver is peer:
             state.driver = None
         state.notify(event, role, peer.hello.name, detail)
+
+    def on_goodbye(self, peer: Peer, message: Goodbye, event: Received, now: float) -> None:
+        """Unregister a peer that leaves in order."""
+        self.forget(peer, "left", message.reason)
 
     def expel(self, peer: Peer, detail: str) -> None:
         """Unregister and fence a peer's process. A new process may take its name."""

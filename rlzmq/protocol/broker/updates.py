@@ -152,10 +152,10 @@ class Delivery:
             run.sent_at[rank] = now
             self._send_shard(run, rank)
 
-    def on_ready(self, message: ShardReady, now: float) -> None:
+    def on_ready(self, peer: Peer, message: ShardReady, event: Received, now: float) -> None:
         """Record that a rank has decoded its shard; send TRAIN once all have."""
         run = self._state.run_of(message.update_id, message.attempt)
-        if run is None or run.generation != message.generation:
+        if run is None or (message.generation, message.rank) != (run.generation, peer.hello.rank):
             return
         run.ready.add(message.rank)
         if run.is_training:
@@ -204,27 +204,11 @@ class Delivery:
         if peer is None:
             return
         shard = run.shards[rank]
-        plan = ShardPlan(
-            state.options.incarnation,
-            run.update_id,
-            run.attempt,
-            run.generation,
-            len(shard),
-            sum(item.num_steps for item in shard),
-            run.num_steps,
-        )
-        state.send(peer, plan)
+        plan = state.options.incarnation, run.update_id, run.attempt, run.generation
+        rank_steps = sum(item.num_steps for item in shard)
+        state.send(peer, ShardPlan(*plan, len(shard), rank_steps, run.num_steps))
         for index, (fragment, first, num_steps) in enumerate(shard):
-            message = Shard(
-                state.options.incarnation,
-                run.update_id,
-                run.attempt,
-                run.generation,
-                index,
-                fragment,
-                first,
-                num_steps,
-            )
+            message = Shard(*plan, index, fragment, first, num_steps)
             entry = state.ledger.entries[fragment]
             is_whole = num_steps == entry.size
             frames = entry.frames if is_whole else slice_fragment(entry.frames, first, num_steps)
@@ -258,7 +242,7 @@ class Updates:
 
     # ------------------------------------------------------------------ messages of ranks
 
-    def on_shard_refused(self, message: ShardRefused) -> None:
+    def on_shard_refused(self, peer: Peer, message: ShardRefused, event: Received, now: float) -> None:
         """Drop a fragment that a rank cannot use, and plan the update again."""
         state = self._state
         run = state.run_of(message.update_id, message.attempt)
