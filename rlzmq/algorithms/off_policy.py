@@ -17,7 +17,7 @@ from rlzmq.core.errors import ConfigurationError
 from rlzmq.core.synonyms import did_you_mean
 from rlzmq.core.update_plan import UpdatePlan
 from rlzmq.envs.registry import resolve_env
-from rlzmq.learners.schedule import Schedule
+from rlzmq.learners.optimizers import Schedule
 from rlzmq.replay import ReplayBuffer, buffer_class
 
 __all__ = ["OffPolicyConfig", "OffPolicySettings", "OfflineActorCriticConfig", "OfflineConfig", "check_no_lr"]

@@ -22,15 +22,15 @@ averages gradients with its peers; an update then happens on all ranks or on non
 
 from __future__ import annotations
 
-import functools
 import logging
 import math
 import time
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
 from itertools import chain, islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Self, cast
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Self
 
 import numpy as np
 import torch
@@ -47,12 +47,13 @@ from rlzmq.core.signatures import TellsUncalled, check_takes
 from rlzmq.core.tracebacks import ShortTraceback
 from rlzmq.core.update_plan import derive_seed
 from rlzmq.episodes.columns import DEFAULT_MODULE_ID
-from rlzmq.learners.compiling import LearnerCompiler, MixedPrecision
+from rlzmq.learners.execution import UNCHANGED, LearnerCompiler, MixedPrecision, learner_device, seeded
 from rlzmq.learners.losses import no_loss
 from rlzmq.learners.optimizers import (
     DEFAULT_OPTIMIZER,
     Optimizers,
     RegisteredOptimizer,
+    Schedule,
     clip_gradients,
     global_norm,
     make_adam,
@@ -60,15 +61,13 @@ from rlzmq.learners.optimizers import (
 from rlzmq.learners.ranks import Ranks
 from rlzmq.learners.snapshot import Snapshot
 from rlzmq.learners.sources import BatchSource, FreshBatch, num_env_steps_of
-from rlzmq.learners.torch_threads import learner_device
 from rlzmq.learners.train_batch import MinibatchIterator, TrainBatch, TrainBatchBuilder
-from rlzmq.learners.update_report import Scalar, UpdateReport, mean_of
-from rlzmq.modules.default_models.dense_gradients import backward, recorded
+from rlzmq.learners.update_report import BACKWARD, CONNECTOR, FORWARD, Scalar, UpdateReport, mean_of
 from rlzmq.modules.multi_rl_module import MultiRLModule
 from rlzmq.modules.output_check import check_training_outputs
 from rlzmq.modules.rl_module import SelfSupervisedLossAPI, ValueFunctionAPI
 from rlzmq.modules.saving import read_module_states
-from rlzmq.modules.weights import StructureCache, parameters_of
+from rlzmq.modules.weights import parameters_of
 
 if TYPE_CHECKING:
     import gymnasium as gym
@@ -83,10 +82,6 @@ NUM_ENV_STEPS_LIFETIME = "num_env_steps_sampled_lifetime"
 # Data that make a loss overflow are rare. After this many updates without a step there must be another cause.
 _MAX_UPDATES_IN_VAIN = 10
 
-_NOTHING = nullcontext()
-_DIFFERENTIATED = ("forward_train", "compute_losses", "compute_loss_for_module", "compute_gradients")
-_AFTER_STEPS = ("apply_gradients", "after_gradient_based_update")
-
 
 class _Options(NamedTuple):
     """How an update cuts its batches into minibatches."""
@@ -95,11 +90,6 @@ class _Options(NamedTuple):
     minibatch_size: int | None = None
     shuffle: bool = False
     num_minibatches: int | None = None
-
-    @property
-    def is_one_pass(self) -> bool:
-        """Whether there is one minibatch: the whole batch."""
-        return self.num_epochs == 1 and self.minibatch_size is None and self.num_minibatches is None
 
 
 class Learner(TellsUncalled, Checkpointable):
@@ -136,10 +126,14 @@ class Learner(TellsUncalled, Checkpointable):
         was_trained: Whether the last update took a step; False if none of its minibatches was finite.
         num_updates_in_vain: Number of consecutive updates without a step.
         num_passes: Number of minibatches that went through the loss on this rank, successfully or not.
+        coefficients: Setting → module id → its current value: of `scheduled_settings`, and of what else a subclass
+            changes over a run. They are part of the state.
         device: Device of the modules.
     """
 
     checkpoint_name = LEARNER_PATH
+    scheduled_settings: ClassVar[Sequence[str]] = ()
+    """Settings besides ``lr`` that may be schedules, e.g. ["entropy_coeff"]; see `coefficients`."""
 
     _not_called: ClassVar[Mapping[str, str]] = {
         **dict.fromkeys(
@@ -194,9 +188,8 @@ class Learner(TellsUncalled, Checkpointable):
         self.ranks: Ranks = Ranks(self, rank, num_ranks)
         self.optimizers: Optimizers = Optimizers()
         self.snapshot: Snapshot = Snapshot(self)
-        self._parameters = StructureCache(
-            lambda modules: [[(p, p.numel()) for p in self.get_parameters(module)] for module in modules]
-        )
+        self.coefficients: defaultdict[str, dict[str, float]] = defaultdict(dict)
+        self._schedules: dict[tuple[str, str], Schedule] = {}
         self._compiler: LearnerCompiler | None = None
         self._mixed_precision: MixedPrecision | None = None
         self.report: UpdateReport = UpdateReport()
@@ -208,7 +201,6 @@ class Learner(TellsUncalled, Checkpointable):
         self._num_batches = 1  # of the current update
         self._loss_weights: dict[str, float] = {}
         self._is_finite: dict[str, bool] = {}  # the gradients of each module
-        self._records_networks = False
         # A subclass that changes gradients may introduce NaN after the norm was computed.
         self._recheck_gradients = (
             type(self).postprocess_gradients_for_module is not Learner.postprocess_gradients_for_module
@@ -276,71 +268,71 @@ class Learner(TellsUncalled, Checkpointable):
         """
         self._check_built()
         given = {"batch": batch, "batches": batches, "episodes": episodes, "data_iterators": data_iterators}
-        kind, data = _only(given)
-        configured = self._options
+        names = [name for name, data in given.items() if data is not None]
+        if len(names) != 1:
+            raise ValueError(
+                f"Learner.update: expected exactly one of {', '.join(given)}, got {', '.join(names) or 'none'}."
+            )
+        configured, report = self._options, self.report
         options = _Options(
             num_epochs or configured.num_epochs,
             minibatch_size or configured.minibatch_size,
             configured.shuffle if shuffle_batch_per_epoch is None else shuffle_batch_per_epoch,
             num_total_minibatches or None,
         )
-        train_batches = self._batches_of(kind, data, options)
+        if episodes is not None:
+            train_batches = self._drawn(episodes, options)
+        elif data_iterators is not None:
+            train_batches = self._given(data_iterators, options.num_minibatches)
+            options = _Options()
+        else:
+            train_batches = iter([self._builder.of_batches(batches if batch is None else [batch])])
         counters = timesteps or {NUM_ENV_STEPS_LIFETIME: self.num_env_steps_of_all_ranks_lifetime}
-        self.report.begin(self.ranks.waited_s)
+        report.begin(self.ranks.waited_s)
         with (
             ShortTraceback(),
             self.ranks.torch_threads(),
-            self._random_stream(),
+            seeded(derive_seed(self.seed, "learner", self.rank, self.weights_seq_no), self.device),
             self._precision(),
             self.snapshot.undone_on_error(),
         ):
             self._set_source_modules()
             self.before_gradient_based_update(timesteps=counters)
-            self._records_networks = self._can_record_networks()
-            for train_batch in train_batches:
-                cut = options if data_iterators is None else _Options()
-                for minibatch in self._minibatches_of(train_batch, cut):
+            self._num_batches = 1
+            while (train_batch := self._next_batch(train_batches)) is not None:
+                for minibatch in self._minibatches_of(train_batch, options):
                     self._train_minibatch(minibatch)
-            if not self._counts_as_update(kind):
+            has_data = report.num_minibatches or report.batch.num_env_steps
+            if not (has_data or self.ranks.group or (episodes is not None and self.source.keeps_data)):
                 return self.results()
             self.weights_seq_no += 1
             self._count()
             self.after_gradient_based_update(timesteps=counters)
-            self.ranks.commit_update(num_skipped=sum(self.report.num_skipped.values()))
-        self.report.end(self.ranks.waited_s, self.weights_seq_no)
+            self.ranks.commit_update(num_skipped=sum(report.num_skipped.values()))
+        report.end(self.ranks.waited_s, self.weights_seq_no)
         return self.results() if with_results else {}
 
     def _train_minibatch(self, minibatch: dict[str, dict[str, Any]]) -> None:
         """Take one step: loss, gradients, optimizers."""
         report, ranks = self.report, self.ranks
-        start, reduced_s = time.perf_counter(), ranks.waited_s
-        report.stats.take_in()
+        report.logged()
+        start = time.perf_counter()
         losses = self._losses_of(minibatch)
-        middle, reduced_until_s = time.perf_counter(), ranks.waited_s
+        middle, reduced_s = time.perf_counter(), ranks.waited_s
         gradients = self.compute_gradients(losses)
         gradients = self.postprocess_gradients(gradients)
         self.apply_gradients(gradients)
         self.num_gradient_updates_lifetime += 1
         self.num_passes += 1
         end = time.perf_counter()
-        report.times.forward_s += middle - start - (reduced_until_s - reduced_s)
-        report.times.backward_s += end - middle - (ranks.waited_s - reduced_until_s)
+        report.seconds[FORWARD] += middle - start
+        report.seconds[BACKWARD] += end - middle - (ranks.waited_s - reduced_s)
         if trace.is_on:
             trace.span("forward", start, middle)
             trace.span("backward", middle, end)
 
     def _losses_of(self, minibatch: dict[str, dict[str, Any]]) -> dict[str, torch.Tensor]:
-        with recorded() if self._records_networks else _NOTHING:
-            outputs = self.forward_train(minibatch)
-            return self.compute_losses(fwd_out=outputs, batch=minibatch)
-
-    def _counts_as_update(self, kind: str) -> bool:
-        """Return whether there was data, or need not be: then nothing is counted."""
-        if kind == "data_iterators":
-            self.num_minibatches_per_epoch = max(1, self.report.num_minibatches)
-        if self.report.num_minibatches or self.report.batch.num_env_steps:
-            return True
-        return self.ranks.group is not None or (kind == "episodes" and self.source.keeps_data)
+        return self.compute_losses(fwd_out=self.forward_train(minibatch), batch=minibatch)
 
     def _count(self) -> None:
         """Count what the update trained, without modules that took no optimizer step.
@@ -382,36 +374,34 @@ class Learner(TellsUncalled, Checkpointable):
 
     # -- the batches of an update --------------------------------------------------------------------
 
-    def _batches_of(self, kind: str, data: Any, options: _Options) -> Iterator[TrainBatch]:
-        """Yield the train batches of an update, each built with the weights that the ones before it left."""
-        self._num_batches = 1
-        if kind == "episodes":
-            batches = self._drawn(data, options)
-        elif kind == "data_iterators":
-            if self.ranks.group is not None and options.num_minibatches is None:
-                raise ValueError(
-                    "Learner.update(data_iterators=…) with several ranks needs num_total_minibatches."
-                )
-            self._num_batches = 2  # or any other number: it is not known
-            given = islice(chain.from_iterable(data), options.num_minibatches)
-            batches = (self._builder.build(batch=one) for one in given)
-        else:
-            batches = iter([self._builder.build(**{kind: data})])
-        num_parameters = self._num_parameters()
-        while True:
-            start = time.perf_counter()
-            train_batch = next(batches, None)
-            end = time.perf_counter()
-            self.report.times.connector_s += end - start
-            if trace.is_on:
-                trace.span("connector", start, end)
-            if train_batch is None:
-                return
-            for module_id in list(train_batch.columns):
-                is_trainable = num_parameters.get(module_id, (0, 0))[0] > 0
-                if not (is_trainable and self.should_module_be_updated(module_id, train_batch.columns)):
-                    train_batch.drop(module_id)
-            yield train_batch
+    def _next_batch(self, batches: Iterator[TrainBatch]) -> TrainBatch | None:
+        """Build the next batch, with the weights that the ones before it left, for the modules to train."""
+        start = time.perf_counter()
+        train_batch = next(batches, None)
+        end = time.perf_counter()
+        self.report.seconds[CONNECTOR] += end - start
+        if trace.is_on:
+            trace.span("connector", start, end)
+        if train_batch is None:
+            return None
+        for module_id in list(train_batch.columns):
+            is_trainable = module_id in self.module and _is_trainable(self.module[module_id].unwrapped())
+            if not (is_trainable and self.should_module_be_updated(module_id, train_batch.columns)):
+                train_batch.drop(module_id)
+        return train_batch
+
+    def _given(
+        self, data_iterators: Iterable[Iterator[Any]], num_minibatches: int | None
+    ) -> Iterator[TrainBatch]:
+        """Yield the batches of iterators, at most so many."""
+        if self.ranks.group is not None and num_minibatches is None:
+            raise ValueError(
+                "Learner.update(data_iterators=…) with several ranks needs num_total_minibatches."
+            )
+        self._num_batches = 2  # or any other number: it is not known
+        for batch in islice(chain.from_iterable(data_iterators), num_minibatches):
+            yield self._builder.of_batches([batch])
+        self.num_minibatches_per_epoch = max(1, self.report.num_minibatches)
 
     def _drawn(self, episodes: object, options: _Options) -> Iterator[TrainBatch]:
         """Add fresh episodes to the rank's source and yield the batches that it returns."""
@@ -427,10 +417,11 @@ class Learner(TellsUncalled, Checkpointable):
         self._num_batches = num_batches
         rng = np.random.default_rng(derive_seed(self.seed, "source", self.ranks.rank, self.weights_seq_no))
         # The estimator's forward pass can serve the loss, too, if nothing happens in between.
+        is_one_pass = (
+            options.num_epochs == 1 and options.minibatch_size is None and not options.num_minibatches
+        )
         keeps_forward = (
-            options.is_one_pass
-            and self._forward_is_local
-            and type(self).forward_train is Learner.forward_train
+            is_one_pass and self._compiler is None and type(self).forward_train is Learner.forward_train
         )
         for batch in source.batches(num_batches, rng):
             yield self.prepare(batch, keeps_forward=keeps_forward)
@@ -442,17 +433,17 @@ class Learner(TellsUncalled, Checkpointable):
 
         Args:
             episodes: See `update`.
-            keeps_forward: See `TrainBatchBuilder.build`.
+            keeps_forward: See `TrainBatchBuilder.of_episodes`.
 
         Returns:
             A batch for ``update(batch=…)``.
         """
         self._check_built()
-        return self._builder.build(episodes=episodes, keeps_forward=keeps_forward)
+        return self._builder.of_episodes(episodes, keeps_forward=keeps_forward)
 
     def _minibatches_of(self, train_batch: TrainBatch, options: _Options) -> Iterator[dict[str, Any]]:
         """Yield the minibatches of a batch, as many on all ranks. All ranks must have the same number of batches."""
-        report = self.report
+        report, rank = self.report, self.rank
         index = [report.num_batches] if report.num_batches else []
         minibatches = MinibatchIterator(
             train_batch.columns,
@@ -460,22 +451,18 @@ class Learner(TellsUncalled, Checkpointable):
             num_epochs=options.num_epochs,
             shuffle=options.shuffle,
             num_minibatches=options.num_minibatches,
-            seed=derive_seed(self.seed, "minibatch", self.ranks.rank, self.weights_seq_no, *index)
+            seed=derive_seed(self.seed, "minibatch", rank, self.weights_seq_no, *index)
             if options.shuffle
             else 0,
             timesteps=train_batch.num_module_steps,
             device=self.device,
         )
-        report.minibatch_rows = {m: rows.minibatch_rows for m, rows in minibatches.modules.items()}
         rows = dict.fromkeys(self.module.keys(), 0) | train_batch.num_module_steps
         agreed = self.ranks.agree_on_update(rows, minibatches.num_of_modules, train_batch.num_env_steps)
-        report.add_agreement(agreed)
-        self.trained_module_ids, self._loss_weights = agreed.module_ids, agreed.loss_weights
-        minibatches.num_of_modules = agreed.num_minibatches
-        num_minibatches = max(agreed.num_minibatches.values(), default=0)
-        if not self.snapshot.copies.is_complete and self._must_undo_steps(
-            self._num_batches * num_minibatches
-        ):
+        self._loss_weights, minibatches.num_of_modules = agreed.loss_weights, agreed.num_minibatches
+        num_minibatches = len(minibatches)
+        # A single step of one learner is the last thing that happens in an update.
+        if self._num_batches * num_minibatches > 1 or self.ranks.group is not None:
             self.snapshot.copies.complete()
         self.num_minibatches_per_epoch = max(1, -(-num_minibatches // options.num_epochs))
         first_reported = num_minibatches - self.num_minibatches_per_epoch
@@ -492,7 +479,8 @@ class Learner(TellsUncalled, Checkpointable):
                 if num_trained < num_minibatches and self.ends_update():
                     break
         self.trained_module_ids = agreed.module_ids
-        report.add_batch(train_batch, num_trained)
+        report.minibatch_rows = {m: rows.minibatch_rows for m, rows in minibatches.modules.items()}
+        report.add_batch(train_batch, agreed, num_trained)
 
     # -- hooks, in the order in which an update calls them -------------------------------------------
 
@@ -505,14 +493,13 @@ class Learner(TellsUncalled, Checkpointable):
 
     def forward_train(self, batch: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
         """Return the outputs of the modules' training forward pass on a minibatch, by module id."""
-        kept = {
-            module_id: columns.pop(FORWARD_OUTPUTS)
-            for module_id, columns in batch.items()
-            if FORWARD_OUTPUTS in columns
-        }
-        if kept and len(kept) == len(batch):
+        kept: dict[str, dict[str, Any]] = {}
+        for module_id, columns in batch.items():
+            if FORWARD_OUTPUTS in columns:
+                kept[module_id] = columns.pop(FORWARD_OUTPUTS)
+        if len(kept) == len(batch):
             return kept
-        outputs: dict[str, dict[str, Any]] = self.module.forward_train(batch) if batch else {}
+        outputs: dict[str, dict[str, Any]] = self.module.forward_train(batch)
         return outputs
 
     def compute_losses(
@@ -582,31 +569,28 @@ class Learner(TellsUncalled, Checkpointable):
         for entry in self.optimizers.entries:
             for parameter in entry.parameters:
                 parameter.grad = None
-        if loss_per_module:
-            first, *others = self._weighted(loss_per_module)
-            total: Any = sum(others, first)
+        total: Any = None
+        for module_id, loss in loss_per_module.items():
+            self.report.log(module_id, {"total_loss": loss})
+            # This rank's rows among those of all ranks. If the loss is not finite, no rank shall take the step.
+            weight = self._loss_weights.get(module_id, 1.0) if math.isfinite(loss.detach()) else math.nan
+            weighted = loss if weight == 1.0 else loss * weight
+            total = weighted if total is None else total + weighted
+        if total is not None:
             if not total.requires_grad:
                 raise ConfigurationError(
                     f"The loss of {', '.join(map(repr, loss_per_module))} depends on no trainable parameter: was it "
                     "computed under torch.no_grad(), from detached tensors, or from the batch alone?"
                 )
-            backward(total)
+            total.backward()
         self.ranks.average_gradients()
-        for module_id, loss in loss_per_module.items():
-            self.report.stats.log(module_id, {"total_loss": loss})
-        return {
-            p: p.grad
-            for entries in self.optimizers.by_module(sorted(self.trained_module_ids)).values()
-            for entry in entries
-            for p in entry.parameters
-            if p.grad is not None
-        }
-
-    def _weighted(self, losses: Mapping[str, Tensor]) -> Iterator[Tensor]:
-        """Yield this rank's losses, weighted by its rows. If one is not finite, its gradients are NaN on all ranks."""
-        for module_id, loss in losses.items():
-            weight = self._loss_weights.get(module_id, 1.0) if math.isfinite(loss.detach()) else math.nan
-            yield loss if weight == 1.0 else loss * weight
+        gradients: dict[Tensor, Tensor] = {}
+        for entries in self.optimizers.by_module(sorted(self.trained_module_ids)).values():
+            for entry in entries:
+                for parameter in entry.parameters:
+                    if parameter.grad is not None:
+                        gradients[parameter] = parameter.grad
+        return gradients
 
     def postprocess_gradients(self, gradients_dict: dict[Tensor, Tensor]) -> dict[Tensor, Tensor]:
         """Change the gradients before they are applied; by default, separately for each module.
@@ -649,16 +633,12 @@ class Learner(TellsUncalled, Checkpointable):
         Returns:
             Parameter → gradient.
         """
-        entries = self.optimizers.of_module(module_id)
         is_finite = True
-        for entry in entries:
-            if len(entries) == 1:  # all are its gradients
-                mine = [g for g in module_gradients_dict.values() if g is not None]
-            else:
-                mine = entry.gradients_of(module_gradients_dict)
+        for entry in self.optimizers.of_module(module_id):
+            mine = entry.gradients_of(module_gradients_dict)
             norm = float(global_norm(mine))
             if getattr(config, "log_gradients", True) and self._is_due(entry):
-                self.report.stats.log(module_id, {f"gradients_{entry.name}_global_norm": norm})
+                self.report.log(module_id, {f"gradients_{entry.name}_global_norm": norm})
             if math.isfinite(norm):
                 clip_gradients(mine, grad_clip=config.grad_clip, grad_clip_by=config.grad_clip_by, norm=norm)
             else:
@@ -706,12 +686,18 @@ class Learner(TellsUncalled, Checkpointable):
         return False
 
     def after_gradient_based_update(self, *, timesteps: Mapping[str, Any]) -> None:
-        """Run once at the end of each update. By default, update the learning rates from their schedules.
+        """Run once at the end of each update. By default, set learning rates and coefficients to their schedules.
 
         Args:
             timesteps: The lifetime counters given to `update`.
         """
-        self.optimizers.update_learning_rates(self._clock(timesteps))
+        num_env_steps = self._clock(timesteps)
+        self.optimizers.update_learning_rates(num_env_steps)
+        for (setting, module_id), schedule in self._schedules.items():
+            coefficients = self.coefficients[setting]
+            if module_id in self.trained_module_ids:
+                self.log_stats(module_id, {f"curr_{setting}": coefficients[module_id]})
+            coefficients[module_id] = schedule.value(num_env_steps)
 
     # -- what an update measured -------------------------------------------------------------------
 
@@ -720,31 +706,36 @@ class Learner(TellsUncalled, Checkpointable):
 
         Tensors are not read until then, and functions that return one are not called.
         """
-        self.report.stats.log(module_id, values)
+        self.report.log(module_id, values)
 
     def mean_stats(self, name: str) -> dict[str, float]:
         """Return module id → mean of one logged scalar over the last epoch, if it was logged in this update."""
-        logged = self.report.stats.newest(name, self.num_minibatches_per_epoch)
-        return {module_id: mean_of(values) for module_id, values in logged.items()}
+        means, num = {}, self.num_minibatches_per_epoch
+        for module_id, by_name in self.report.logged().items():
+            if name in by_name:
+                means[module_id] = mean_of(by_name[name][-num:])
+        return means
 
     def mean_stats_over_ranks(self, name: str) -> dict[str, float]:
         """Return module id → mean of one logged scalar over the last epoch and all ranks. A collective.
 
         Only modules that this update trained are included.
         """
-        mine = self.mean_stats(name)
-        module_ids = self.trained_module_ids
-        return self.ranks.mean(
-            {module_id: mine.get(module_id, 0.0) for module_id in module_ids},
-            {module_id: float(module_id in mine) for module_id in module_ids},
+        values, weights = (
+            dict.fromkeys(self.trained_module_ids, 0.0),
+            dict.fromkeys(self.trained_module_ids, 0.0),
         )
+        for module_id, mean in self.mean_stats(name).items():
+            if module_id in values:
+                values[module_id], weights[module_id] = mean, 1.0
+        return self.ranks.mean(values, weights)
 
     def _clock(self, timesteps: Mapping[str, Any] | None) -> int:
         return int((timesteps or {}).get(NUM_ENV_STEPS_LIFETIME, self.num_env_steps_of_all_ranks_lifetime))
 
     def results(self) -> dict[str, dict[str, Any]]:
         """Return the results of the last update, see `update`. Times are means over the updates since the last call."""
-        return self.report.results(self, self._num_parameters())
+        return self.report.results(self)
 
     def source_counts(self) -> dict[str, Any]:
         """Return the part of the results that accounts for env steps in a source that keeps data."""
@@ -858,22 +849,12 @@ class Learner(TellsUncalled, Checkpointable):
         if self._compiler is not None and not self._compiler.compiles_complete_update:
             self._compiler.compile_module(module)
         get_config = getattr(self.config, "get_config_for_module", None)
-        self._module_configs[module_id] = self.config if get_config is None else get_config(module_id)
-
-    def _num_parameters(self) -> dict[str, tuple[int, int]]:
-        """Return module id → numbers of trainable and other parameters."""
-        modules = self.module
-        of_modules = self._parameters.of([module.unwrapped() for module in modules.values()])
-        numbers: dict[str, tuple[int, int]] = {}
-        for module_id, parameters in zip(modules.keys(), of_modules, strict=True):
-            num_trainable = num_fixed = 0
-            for parameter, size in parameters:
-                if parameter.requires_grad:
-                    num_trainable += size
-                else:
-                    num_fixed += size
-            numbers[module_id] = num_trainable, num_fixed
-        return numbers
+        config = self._module_configs[module_id] = (
+            self.config if get_config is None else get_config(module_id)
+        )
+        for setting in self.scheduled_settings:
+            schedule = self._schedules[setting, module_id] = Schedule(getattr(config, setting), setting)
+            self.coefficients[setting][module_id] = schedule.values[0]
 
     def config_for_module(self, module_id: str) -> BaseConfig:
         """Return the config with the module's own overrides."""
@@ -1013,6 +994,9 @@ class Learner(TellsUncalled, Checkpointable):
         self.module.remove_module(module_id)
         self.optimizers.remove(module_id)
         self._module_configs.pop(module_id, None)
+        for setting, coefficients in self.coefficients.items():
+            coefficients.pop(module_id, None)
+            self._schedules.pop((setting, module_id), None)
         if new_should_module_be_updated is not None:
             self._policies_to_train = new_should_module_be_updated
         self._set_source_modules()
@@ -1025,9 +1009,7 @@ class Learner(TellsUncalled, Checkpointable):
         """
         if not self.source.divides_by_module:
             return
-        module_ids = [
-            module_id for module_id, (num_trainable, _) in self._num_parameters().items() if num_trainable
-        ]
+        module_ids = [mid for mid, module in self.module.items() if _is_trainable(module.unwrapped())]
         is_open = callable(self._policies_to_train)
         trained = [mid for mid in module_ids if is_open or self.should_module_be_updated(mid)]
         self.source.set_modules(module_ids, trained)
@@ -1145,41 +1127,7 @@ class Learner(TellsUncalled, Checkpointable):
 
     def _precision(self) -> AbstractContextManager[None]:
         """Run networks in ``config.torch_amp_dtype`` in the block."""
-        return _NOTHING if self._mixed_precision is None else self._mixed_precision.on(self.module)
-
-    def _random_stream(self) -> AbstractContextManager[None]:
-        """Set torch's global random state for one update (dropout, noise in a loss) and restore it afterwards.
-
-        The state depends only on seed, rank and weights version, so a repeated update draws the same numbers.
-        """
-        seed = derive_seed(self.seed, "learner", self.ranks.rank, self.weights_seq_no)
-        return _Seeded(seed, self.device)
-
-    @property
-    def _forward_is_local(self) -> bool:
-        """Whether the training forward pass is just the modules' own."""
-        return self._compiler is None
-
-    def _can_record_networks(self) -> bool:
-        """Return whether hooks and modules are this package's: others may use torch's graph in any way."""
-        if not (self._forward_is_local and self._are_ours(_DIFFERENTIATED)):
-            return False
-        modules = [self.module, *[module.unwrapped() for module in self.module.values()]]
-        return not [1 for module in modules if not _is_ours(type(module))]
-
-    def _must_undo_steps(self, num_steps: int) -> bool:
-        """Return whether an update of so many optimizer steps may fail after the first one, and must then be undone."""
-        return not (
-            num_steps == 1
-            and self.ranks.group is None
-            and len(self.trained_module_ids) == 1
-            and not self.optimizers.of_module(ALL_MODULES)
-            and self._are_ours(_AFTER_STEPS)
-        )
-
-    def _are_ours(self, hooks: tuple[str, ...]) -> bool:
-        """Return whether hooks are this package's."""
-        return _define_hooks(cast(Any, type(self)), hooks) and self.__dict__.keys().isdisjoint(hooks)
+        return UNCHANGED if self._mixed_precision is None else self._mixed_precision.on(self.module)
 
 
 class TorchLearner(Learner):
@@ -1190,45 +1138,6 @@ class TorchLearner(Learner):
         class LogsGradients(Learner): ...
         class MyLearner(TorchLearner, LogsGradients): ...
     """
-
-
-class _Seeded:
-    """Seeds torch's global generators for a device in the block, and restores them afterwards."""
-
-    def __init__(self, seed: int, device: torch.device) -> None:
-        self._seed = seed
-        self._generators = [torch.default_generator]
-        if device.type == "cuda":
-            self._generators.append(torch.cuda.default_generators[device.index or 0])
-
-    def __enter__(self) -> None:
-        self._states = [generator.get_state() for generator in self._generators]
-        for generator in self._generators:
-            generator.manual_seed(self._seed)
-
-    def __exit__(self, *error: object) -> None:
-        for generator, state in zip(self._generators, self._states, strict=True):
-            generator.set_state(state)
-
-
-def _only(given: Mapping[str, Any]) -> tuple[str, Any]:
-    """Return the name and value of the one source of data that is not None."""
-    named = [(name, data) for name, data in given.items() if data is not None]
-    if len(named) != 1:
-        raise ValueError(
-            f"Learner.update: expected exactly one of {', '.join(given)}, "
-            f"got {', '.join(name for name, _ in named) or 'none'}."
-        )
-    return named[0]
-
-
-def _is_ours(item: object) -> bool:
-    return bool(item.__module__.startswith("rlzmq."))
-
-
-@functools.cache
-def _define_hooks(learner_class: object, hooks: tuple[str, ...]) -> bool:
-    return all(_is_ours(getattr(learner_class, name)) for name in hooks)
 
 
 def _is_trainable(module: object) -> bool:

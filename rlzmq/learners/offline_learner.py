@@ -8,6 +8,8 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, wait
+from functools import partial
 from typing import Any, ClassVar, Protocol, cast
 
 import gymnasium as gym
@@ -22,9 +24,11 @@ from rlzmq.core.names import ALL_MODULES
 from rlzmq.core.spaces import space_filler
 from rlzmq.core.tracebacks import ShortTraceback
 from rlzmq.core.tree import tree_map
+from rlzmq.core.update_plan import derive_seed
 from rlzmq.episodes.bad_values import find_bad_values
 from rlzmq.episodes.columns import DEFAULT_MODULE_ID, Columns
 from rlzmq.episodes.episode_batch import EpisodeBatch
+from rlzmq.learners.execution import seeded
 from rlzmq.learners.learner import TorchLearner
 from rlzmq.learners.sources import BatchSource, FreshBatch, num_env_steps_of
 from rlzmq.replay.shards import OpenedShards, open_shards
@@ -111,7 +115,7 @@ class OfflineShards(BatchSource):
         self._whole_episodes = whole_episodes
         self._seed = seed
         self._shards = [_with_keys(shard, index, columns) for index, shard in enumerate(shards)]
-        self._ahead: tuple[int, _Ahead] | None = None
+        self._ahead: tuple[int, Future[EpisodeBatch]] | None = None
         self._initial_state: Any = None
         self._num_empty = 0  # consecutive batches without a usable step
         self._take_part(0, 1)
@@ -218,7 +222,7 @@ class OfflineShards(BatchSource):
     def _forget_ahead(self) -> None:
         ahead, self._ahead = self._ahead, None
         if ahead is not None:
-            ahead[1].join()
+            wait([ahead[1]])
 
     # -- as a batch source ------------------------------------------------------------------------
 
@@ -240,14 +244,13 @@ class OfflineShards(BatchSource):
         first = self.progress.num_drawn
         self.progress.num_drawn += num_batches
         for number in range(first, first + num_batches):
-            ahead, self._ahead = self._ahead, None
-            if ahead is not None and ahead[0] == number:
-                batch = ahead[1].result()
+            if self._ahead is not None and self._ahead[0] == number:
+                ahead, self._ahead = self._ahead[1], None
+                batch = ahead.result()
             else:
-                if ahead is not None:
-                    ahead[1].join()
+                self._forget_ahead()
                 batch = self._read(number)
-            self._ahead = number + 1, _Ahead(lambda number=number: self._read(number + 1))  # type: ignore[misc]
+            self._ahead = number + 1, _read_ahead(partial(self._read, number + 1))
             self._num_empty = 0 if batch.num_env_steps else self._num_empty + 1
             if self._num_empty >= self.num_batches_per_epoch:
                 raise NotFiniteError(
@@ -272,33 +275,18 @@ class OfflineShards(BatchSource):
         """Do nothing."""
 
 
-class _Ahead:
-    """A batch that is read on a thread."""
+def _read_ahead(read: Callable[[], EpisodeBatch]) -> Future[EpisodeBatch]:
+    """Read a batch on a thread."""
+    future: Future[EpisodeBatch] = Future()
 
-    def __init__(self, read: Callable[[], EpisodeBatch]) -> None:
-        self._read = read
-        self._batch: EpisodeBatch | None = None
-        self._error: BaseException | None = None
-        self._thread = threading.Thread(target=self._run, name="offline-data", daemon=True)
-        self._thread.start()
-
-    def _run(self) -> None:
+    def run() -> None:
         try:
-            self._batch = self._read()
+            future.set_result(read())
         except BaseException as error:  # raised by `result`
-            self._error = error
+            future.set_exception(error)
 
-    def join(self) -> None:
-        """Wait until the thread has ended."""
-        self._thread.join()
-
-    def result(self) -> EpisodeBatch:
-        """Return the batch once it has been read."""
-        self._thread.join()
-        if self._error is not None:
-            raise self._error
-        assert self._batch is not None
-        return self._batch
+    threading.Thread(target=run, name="offline-data", daemon=True).start()
+    return future
 
 
 def _with_keys(shard: EpisodeBatch, index: int, further: Sequence[str]) -> EpisodeBatch:
@@ -478,7 +466,7 @@ class OfflineLearner(TorchLearner):
         with (
             ShortTraceback(),
             self.ranks.torch_threads(),
-            self._random_stream(),
+            seeded(derive_seed(self.seed, "learner", self.rank, self.weights_seq_no), self.device),
             self._precision(),
             torch.no_grad(),
         ):
@@ -492,22 +480,22 @@ class OfflineLearner(TorchLearner):
 
     def _mean_losses(self, batches: Iterable[EpisodeBatch], module: Any) -> dict[str, Any]:
         extra_state, num_batches = self.get_extra_state(), 0
-        self.report.stats.clear()
+        self.report.forget()
         for batch in batches:
             columns, num_batches = self.prepare(batch).on(self.device), num_batches + 1
             # Without the other ranks.
             fwd_out = {DEFAULT_MODULE_ID: module.forward_train(columns[DEFAULT_MODULE_ID])}
             for module_id, loss in self.compute_losses(fwd_out=fwd_out, batch=columns).items():
                 self.log_stats(module_id, {"total_eval_loss": loss})
-        results: dict[str, Any] = self.report.stats.means(num_batches)
-        self.report.stats.clear()
+        results: dict[str, Any] = self.report.means(num_batches)
+        self.report.forget()
         self.set_extra_state(extra_state)
         return results
 
     def _estimate_returns(self, batches: Iterable[EpisodeBatch], module: Any) -> dict[str, Any]:
         estimated, recorded = [], []
         for batch in batches:
-            columns = self._builder.build(episodes=batch).on(self.device)[DEFAULT_MODULE_ID]
+            columns = self._builder.of_episodes(batch).on(self.device)[DEFAULT_MODULE_ID]
             logits = module.forward_inference(columns)[Columns.ACTION_DIST_INPUTS]
             dist = module.get_inference_action_dist_cls().from_logits(logits)
             log_ratios = dist.logp(columns[Columns.ACTIONS]) - columns[Columns.ACTION_LOGP]

@@ -25,7 +25,7 @@ from rlzmq.core import faults
 from rlzmq.core.plain import from_plain, to_plain
 from rlzmq.core.process import num_usable_cores
 from rlzmq.learners.distributed import RankGroup, SharedRows
-from rlzmq.learners.torch_threads import auto_num_threads, torch_threads
+from rlzmq.learners.execution import auto_num_threads, torch_threads
 
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store

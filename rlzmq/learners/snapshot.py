@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import copy
 import math
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from operator import is_
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -59,6 +60,8 @@ class _Learner(Protocol):
     _learner_connector: Any
     weights_seq_no: int
     seed: int
+    scheduled_settings: ClassVar[Sequence[str]]
+    coefficients: defaultdict[str, dict[str, float]]
 
     def get_extra_state(self) -> dict[str, Any]: ...
     def set_extra_state(self, state: Mapping[str, Any]) -> None: ...
@@ -194,6 +197,9 @@ class Snapshot:
     def _counters(self) -> dict[str, Any]:
         counters: dict[str, Any] = {name: getattr(self._learner, name) for name in _COUNTERS}
         counters["num_module_steps_trained_lifetime"] = {**counters["num_module_steps_trained_lifetime"]}
+        counters["coefficients"] = {}
+        for setting, by_module in self._learner.coefficients.items():
+            counters["coefficients"][setting] = {**by_module}
         if self._learner.source.progress is not None:
             counters["source_progress"] = self._learner.source.progress.get_state()
         return counters
@@ -202,11 +208,17 @@ class Snapshot:
         for name in _COUNTERS:
             value = counters[name]
             setattr(self._learner, name, dict(value) if isinstance(value, Mapping) else int(value))
+        for setting, by_module in counters["coefficients"].items():
+            mine = self._learner.coefficients[setting]
+            mine.update({m: float(value) for m, value in by_module.items() if m in self._learner.module})
         if self._learner.source.progress is not None and "source_progress" in counters:
             self._learner.source.progress.set_state(counters["source_progress"])
 
     def _check_counters(self, counters: Mapping[str, Any]) -> None:
-        missing = [name for name in _COUNTERS if name not in counters]
+        missing = [name for name in (*_COUNTERS, "coefficients") if name not in counters]
+        missing += [
+            name for name in self._learner.scheduled_settings if name not in counters.get("coefficients", ())
+        ]
         if self._learner.source.progress is not None and "source_progress" in counters:
             wanted = self._learner.source.progress.get_state()
             missing += [name for name in wanted if name not in counters["source_progress"]]
@@ -277,6 +289,8 @@ class UpdateSnapshot:
 
     def complete(self) -> None:
         """Copy the parameters and the optimizers' states; call it before they change."""
+        if self.is_complete:
+            return
         self.is_complete = True
         saved = list(self._parameters)
         self._optimizers = []
@@ -339,7 +353,7 @@ class _Copies:
                 self.tensors, self._addresses = tensors, addresses
                 self.copies = [tensor.detach().clone() for tensor in tensors]
 
-    def restore(self, num: int | None = None) -> None:
+    def restore(self) -> None:
         with torch.no_grad():
-            for tensor, value in zip(self.tensors[:num], self.copies[:num], strict=True):
+            for tensor, value in zip(self.tensors, self.copies, strict=True):
                 tensor.copy_(value)

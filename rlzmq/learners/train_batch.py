@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 import optree
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from rlzmq.connectors.common.layout import states_are_known, to_tensor
@@ -21,14 +20,7 @@ from rlzmq.episodes.columns import DEFAULT_MODULE_ID, Columns
 from rlzmq.episodes.episode_batch import EpisodeBatch, concat_joined
 from rlzmq.replay.step_store import Transitions
 
-__all__ = [
-    "CyclicRows",
-    "MinibatchIterator",
-    "ModuleRows",
-    "TrainBatch",
-    "TrainBatchBuilder",
-    "num_minibatches_of",
-]
+__all__ = ["MinibatchIterator", "TrainBatch", "TrainBatchBuilder"]
 
 # Of these, a contiguous array of one's own becomes a tensor as it is.
 _TENSORS_OF = {np.dtype(name) for name in ("bool", "uint8", "int32", "int64", "float32")}
@@ -103,27 +95,16 @@ class TrainBatchBuilder:
         self.device = device
         self.uses_rows = isinstance(learner_connector, LearnerConnectorPipeline)
 
-    def build(
-        self,
-        *,
-        batch: Mapping[str, Any] | TrainBatch | None = None,
-        batches: Sequence[Mapping[str, Any]] | None = None,
-        episodes: Any = None,
-        keeps_forward: bool = False,
-    ) -> TrainBatch:
-        """Return the train batch for exactly one source. A TrainBatch given as `batch` is returned unchanged.
-
-        With `keeps_forward`, a batch of episodes has the column ``FORWARD_OUTPUTS`` where the connector computes them
-        anyway; it may be trained once, with the current weights.
+    def of_batches(self, batches: Sequence[Mapping[str, Any] | TrainBatch] | None) -> TrainBatch:
+        """Return one train batch of ready ones. A TrainBatch alone is returned unchanged.
 
         Raises:
-            ValueError: The source is empty.
+            ValueError: There are none.
         """
-        if isinstance(batch, TrainBatch):
-            return batch
-        if episodes is not None:
-            return self._of_episodes(episodes, keeps_forward)
-        parts = [self._by_module(one) for one in (batches if batch is None else [batch]) or ()]
+        batches = batches or []
+        if len(batches) == 1 and isinstance(batches[0], TrainBatch):
+            return batches[0]
+        parts = [self._by_module(one.columns if isinstance(one, TrainBatch) else one) for one in batches]
         if not parts:
             raise ValueError("Learner.update(batches=…): expected at least one batch, got an empty list.")
         merged = {
@@ -134,7 +115,12 @@ class TrainBatchBuilder:
         train_batch.num_env_steps = max(train_batch.num_module_steps.values(), default=0)
         return train_batch
 
-    def _of_episodes(self, episodes: Any, keeps_forward: bool) -> TrainBatch:
+    def of_episodes(self, episodes: Any, *, keeps_forward: bool = False) -> TrainBatch:
+        """Return the train batch of episodes, as `Learner.update` takes them.
+
+        With `keeps_forward`, it has the column ``FORWARD_OUTPUTS`` where the connector computes them anyway; it may be
+        trained once, with the current weights.
+        """
         if isinstance(episodes, Transitions) and not episodes.is_read:
             rows = self._transition_columns(episodes)
             if rows is not None:
@@ -260,18 +246,15 @@ def _chunks_of(episodes: EpisodeBatch, module_id: str) -> EpisodeBatch | None:
 
 def _num_trained_env_steps(episodes: EpisodeBatch) -> int:
     """Return the number of env steps, without those that the agents' losses leave out."""
-    batches = episodes.agent_batches
-    if all(Columns.LOSS_MASK not in batch.columns for batch in batches):
-        return episodes.num_env_steps
-    num_trained = np.zeros(len(episodes), np.int64)
-    for batch in batches:
-        episode = np.arange(len(batch)) if batch.episode is None else batch.episode
-        mask = batch.columns.get(Columns.LOSS_MASK)
-        of_chunks = batch.length
+    num_trained, has_mask = np.zeros(len(episodes), np.int64), False
+    for batch in episodes.agent_batches:
+        mask, of_chunks = batch.columns.get(Columns.LOSS_MASK), batch.length
         if mask is not None:
+            has_mask = True
             of_chunks = np.bincount(batch.step_chunks()[mask[batch.step_slots()]], minlength=len(batch))
+        episode = np.arange(len(batch)) if batch.episode is None else batch.episode
         np.maximum.at(num_trained, episode, of_chunks)
-    return int(num_trained.sum())
+    return int(num_trained.sum()) if has_mask else episodes.num_env_steps
 
 
 def _without_nesting(episodes: Any) -> Any:
@@ -282,14 +265,11 @@ def _without_nesting(episodes: Any) -> Any:
     if isinstance(episodes, EpisodeBatch):
         return episodes
     episodes = list(episodes)
-    if episodes and all(isinstance(episode, EpisodeBatch) for episode in episodes):
+    if episodes and set(map(type, episodes)) == {EpisodeBatch}:
         return episodes[0] if len(episodes) == 1 else concat_joined(episodes)
     flat: list[Any] = []
     for episode in episodes:
-        if isinstance(episode, EpisodeBatch):
-            flat.extend(episode)
-        else:
-            flat.append(episode)
+        flat += episode if isinstance(episode, EpisodeBatch) else [episode]
     return flat
 
 
@@ -319,11 +299,12 @@ def _real_rows(columns: dict[str, Any], stateful: bool) -> tuple[dict[str, Any],
         chosen = rows.tolist() if Columns.INFOS in columns else []
         for name in list(columns):  # one by one, so that at most one column is in memory twice
             column = columns.pop(name)
-            columns[name] = (
-                [column[row] for row in chosen]
-                if name == Columns.INFOS
-                else tree_map(lambda leaf: leaf.index_select(0, rows), column)
-            )
+            if name == Columns.INFOS:
+                columns[name] = [column[row] for row in chosen]
+            elif isinstance(column, Tensor):
+                columns[name] = column.index_select(0, rows)
+            else:
+                columns[name] = tree_map(lambda leaf: leaf.index_select(0, rows), column)
     if not stateful:
         del columns[Columns.LOSS_MASK]
     return columns, num_steps
@@ -356,52 +337,14 @@ def _concatenated(parts: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
     }
 
 
-def num_minibatches_of(num_rows: int, minibatch_rows: int | None, num_epochs: int) -> int:
-    """Return how many minibatches use every row at least `num_epochs` times: ``ceil(epochs * rows / minibatch)``.
-
-    Without a minibatch size, every epoch is one minibatch of all rows.
-    """
-    if num_rows == 0:
-        return 0
-    return num_epochs if minibatch_rows is None else -(-num_epochs * num_rows // minibatch_rows)
-
-
-class CyclicRows:
-    """An endless stream of row indices, epoch after epoch.
-
-    Args:
-        num_rows: Number of rows in the batch, ≥ 1.
-        rng: Generator of each epoch's permutation, including the first; None: no permutation.
-    """
-
-    def __init__(self, num_rows: int, rng: np.random.Generator | None) -> None:
-        if num_rows < 1:
-            raise ValueError(f"CyclicRows: expected at least one row, got {num_rows}.")
-        self._num_rows = num_rows
-        self._rng = rng
-        self._rest = np.empty(0, np.int64)
-
-    def take(self, num_indices: int) -> NDArray[np.int64]:
-        """Return the next `num_indices` indices, int64 [num_indices]."""
-        parts = [self._rest]
-        missing = num_indices - self._rest.size
-        while missing > 0:
-            epoch = np.arange(self._num_rows) if self._rng is None else self._rng.permutation(self._num_rows)
-            parts.append(epoch)
-            missing -= self._num_rows
-        stream = np.concatenate(parts) if len(parts) > 1 else self._rest
-        self._rest = stream[num_indices:]
-        return stream[:num_indices]
-
-
 class ModuleRows:
-    """One module's train batch, and the stream of its minibatches.
+    """One module's train batch, and the stream of its minibatches, epoch after epoch.
 
     Args:
         columns: Column name → tensor, or a tree (dict, tuple, list) of tensors, each ``[num_rows, ...]``. The
             column ``infos`` remains a list.
         minibatch_rows: Number of rows per minibatch; None: all rows.
-        rng: Generator of the permutations; None: no permutation.
+        rng: Generator of the permutations, one per epoch, including the first; None: no permutation.
         device: Device of the minibatches.
     """
 
@@ -414,69 +357,66 @@ class ModuleRows:
     ) -> None:
         columns = dict(columns)
         self._infos: list[Any] | None = columns.pop(Columns.INFOS, None)
-        leaves: list[Any] = list(columns.values())
-        self._names, self._treespec = list(columns), None
-        if set(map(type, leaves)) != {Tensor}:  # trees or arrays
-            leaves, self._treespec = optree.tree_flatten(columns)  # type: ignore[arg-type]
-            leaves = [leaf if isinstance(leaf, Tensor) else _leaf_tensor(leaf) for leaf in leaves]
-        self._leaves = leaves
-        if not self._leaves:
+        leaves: list[Any]
+        leaves, self._treespec = optree.tree_flatten(columns)  # type: ignore[arg-type]
+        if not leaves:
             raise ValueError("a module's train batch has no columns")
-        self.num_rows: int = int(self._leaves[0].shape[0])
-        lead = (self.num_rows,)
-        if [leaf for leaf in self._leaves if leaf.shape[:1] != lead]:
-            self._check_rows(columns)
+        self._leaves: list[Tensor] = []
+        self._rng, self._device = rng, device
+        self.num_rows: int = int(np.shape(leaves[0])[0])
         self.minibatch_rows: int = minibatch_rows or self.num_rows
+        self._num_bytes = 0
+        for leaf in leaves:
+            tensor: Tensor = (
+                leaf if isinstance(leaf, Tensor) else torch.from_numpy(np.ascontiguousarray(leaf))
+            )
+            if tensor.shape[:1] != (self.num_rows,):
+                self._refuse(columns)
+            self._num_bytes += tensor.nbytes
+            self._leaves.append(tensor)
         # Every minibatch contains all rows, so their order does not matter and no row is moved.
         self._whole = self.minibatch_rows == self.num_rows
-        self._stream = None if self._whole else CyclicRows(self.num_rows, rng)
-        self._device = device
-        if device.type != "cpu":
-            resident = self._whole or self._num_bytes <= _RESIDENT_BYTES
-            self._leaves = [
-                _pinned(leaf).to(device, non_blocking=True) if resident else leaf for leaf in self._leaves
-            ]
+        if device.type != "cpu" and (self._whole or self._num_bytes <= _RESIDENT_BYTES):
+            self._leaves = [_pinned(leaf).to(device, non_blocking=True) for leaf in self._leaves]
 
     def minibatches(self, num_minibatches: int) -> Iterator[dict[str, Any]]:
-        """Yield the next `num_minibatches` minibatches: column name → tree of ``[minibatch_rows, ...]``."""
-        if self._stream is None:
+        """Yield so many minibatches: column name → tree of ``[minibatch_rows, ...]``."""
+        if self._whole:
             for _ in range(num_minibatches):
-                yield self._assemble(self._leaves, None)
+                yield self._assemble(self._leaves, self._infos)
             return
-        row_bytes = self._num_bytes // self.num_rows
-        per_block = max(1, _BLOCK_BYTES // max(1, row_bytes * self.minibatch_rows))
+        row_bytes, size = self._num_bytes // self.num_rows, self.minibatch_rows
+        per_block = max(1, _BLOCK_BYTES // max(1, row_bytes * size))
+        stream = np.empty(0, np.int64)
         while num_minibatches > 0:
             block = min(per_block, num_minibatches)
             num_minibatches -= block
-            rows = self._stream.take(block * self.minibatch_rows)
-            indices = torch.from_numpy(rows)
-            columns = [self._gather(leaf, indices, block) for leaf in self._leaves]
+            parts, missing = [stream], block * size - len(stream)
+            while missing > 0:
+                parts.append(
+                    np.arange(self.num_rows) if self._rng is None else self._rng.permutation(self.num_rows)
+                )
+                missing -= self.num_rows
+            stream = np.concatenate(parts)
+            rows, stream = stream[: block * size], stream[block * size :]
+            indices, columns = torch.from_numpy(rows), []
+            for leaf in self._leaves:
+                if leaf.device == self._device:
+                    gathered = leaf.index_select(0, indices.to(self._device, non_blocking=True))
+                else:
+                    gathered = _pinned(leaf.index_select(0, indices)).to(self._device, non_blocking=True)
+                columns.append(gathered.view(block, size, *leaf.shape[1:]).unbind(0))
             for i, leaves in enumerate(zip(*columns, strict=True)):
-                mine = rows[i * self.minibatch_rows : (i + 1) * self.minibatch_rows]
-                yield self._assemble(leaves, mine)
+                infos = self._infos and [self._infos[row] for row in rows[i * size : (i + 1) * size]]
+                yield self._assemble(leaves, infos)
 
-    @property
-    def _num_bytes(self) -> int:
-        return sum(leaf.nbytes for leaf in self._leaves)
-
-    def _gather(self, leaf: Tensor, indices: Tensor, block: int) -> tuple[Tensor, ...]:
-        if leaf.device != self._device:
-            gathered = _pinned(leaf.index_select(0, indices)).to(self._device, non_blocking=True)
-        else:
-            gathered = leaf.index_select(0, indices.to(self._device, non_blocking=True))
-        return gathered.view(block, self.minibatch_rows, *leaf.shape[1:]).unbind(0)
-
-    def _assemble(self, leaves: Any, rows: NDArray[np.int64] | None) -> dict[str, Any]:
-        minibatch: dict[str, Any]
-        if self._treespec is None:
-            minibatch = dict(zip(self._names, leaves, strict=True))
-        else:
-            minibatch = optree.tree_unflatten(self._treespec, leaves)  # type: ignore[assignment]
-        if self._infos is not None:
-            minibatch[Columns.INFOS] = self._infos if rows is None else [self._infos[row] for row in rows]
+    def _assemble(self, leaves: Iterable[Tensor], infos: list[Any] | None) -> dict[str, Any]:
+        minibatch: dict[str, Any] = optree.tree_unflatten(self._treespec, leaves)  # type: ignore[assignment]
+        if infos is not None:
+            minibatch[Columns.INFOS] = infos
         return minibatch
 
-    def _check_rows(self, columns: Mapping[str, Any]) -> None:
+    def _refuse(self, columns: Mapping[str, Any]) -> None:
         for name, column in columns.items():
             for leaf in optree.tree_leaves(column):
                 shape = tuple(np.shape(leaf))
@@ -543,7 +483,8 @@ class MinibatchIterator:
                 rows = max(1, num_rows * rows // max(1, num_timesteps))
             rng = np.random.default_rng([seed, zlib.crc32(module_id.encode())]) if shuffle else None
             self.modules[module_id] = ModuleRows(batch[module_id], rows, rng, torch.device(device))
-            self.num_of_modules[module_id] = num_minibatches_of(num_rows, rows, num_epochs)
+            # Every row is used at least `num_epochs` times.
+            self.num_of_modules[module_id] = num_epochs if rows is None else -(-num_epochs * num_rows // rows)
         if num_minibatches is not None and self.modules:
             most = len(self)
             for module_id, num in self.num_of_modules.items():
@@ -557,14 +498,15 @@ class MinibatchIterator:
         streams = {}
         for module_id, rows in self.modules.items():
             streams[module_id] = rows.minibatches(self.num_of_modules[module_id])
-        num_of_modules, total = self.num_of_modules.items(), len(self)
+        total = len(self)
         for index in range(total):
-            due = [m for m, num in num_of_modules if (index + 1) * num // total > index * num // total]
-            yield due, {module_id: next(streams[module_id]) for module_id in due if module_id in streams}
-
-
-def _leaf_tensor(leaf: Any) -> Tensor:
-    return torch.from_numpy(np.ascontiguousarray(leaf))
+            due, minibatch = [], {}
+            for module_id, num in self.num_of_modules.items():
+                if (index + 1) * num // total > index * num // total:
+                    due.append(module_id)
+                    if module_id in streams:
+                        minibatch[module_id] = next(streams[module_id])
+            yield due, minibatch
 
 
 def _pinned(tensor: Tensor) -> Tensor:

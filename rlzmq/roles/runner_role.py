@@ -25,7 +25,7 @@ from rlzmq.core import faults, trace
 from rlzmq.core.errors import DeadlineError, PeerLostError
 from rlzmq.core.patience import HEARTBEAT_S, TICK_S
 from rlzmq.core.process import apply_log_level, limit_memory
-from rlzmq.learners.torch_threads import set_torch_threads
+from rlzmq.learners.execution import set_torch_threads
 from rlzmq.net.keys import JoinFile
 from rlzmq.roles.hang_watch import EnvWatch
 from rlzmq.roles.peer_link import PeerRole, package_version, spaces_digest

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from rlzmq.connectors.module_to_env import draw_actions, given_actions_logp
 from rlzmq.core.tree import tree_map
 from rlzmq.episodes.columns import Columns
-from rlzmq.modules.dense_chain import dense_chain, recurrent_chain, run_chain
+from rlzmq.modules.default_models.actor_critic import dense_chain, recurrent_chain, run_chain
 from rlzmq.modules.rl_module import TorchRLModule
 
 __all__ = ["ModuleStep", "to_numpy"]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from contextlib import nullcontext
 from typing import Any
 
 import gymnasium as gym
@@ -28,7 +27,6 @@ from rlzmq.algorithms.dqn.dqn_learner import (
 )
 from rlzmq.algorithms.dqn.dqn_module import NoisyLinear
 from rlzmq.learners.target_network_learner import discounts
-from rlzmq.modules.default_models.dense_gradients import backward, recorded
 from rlzmq.runners.vector_env_runners import SingleAgentEnvRunner
 
 GAMMA = 0.5
@@ -123,32 +121,6 @@ def test_huber_and_importance_weights() -> None:
     )
     assert td_errors.tolist() == [0.5, 3.0]
     assert float(loss) == pytest.approx((1.0 * 0.5 * 0.5**2 + 0.25 * (3.0 - 0.5)) / 2)
-
-
-@pytest.mark.parametrize("kind", ["huber", "mse"])
-def test_the_loss_with_its_gradient_has_the_bits_of_torchs_graph(kind: Any) -> None:
-    generator = torch.Generator().manual_seed(0)
-    q_BA = torch.randn((33, 3), generator=generator)
-    columns = torch.randn((4, 33), generator=generator).abs()
-    losses, gradients = [], []
-    for is_recorded in (True, False):
-        leaf = q_BA.clone().requires_grad_()
-        with recorded() if is_recorded else nullcontext():
-            loss, td_errors = mean_loss(
-                q_BA=leaf,
-                actions_B=torch.arange(33) % 3,
-                next_q_B=columns[0],
-                rewards_B=columns[1],
-                discounts_B=columns[2],
-                weights_B=columns[3],
-                kind=kind,
-            )
-        assert (loss.grad_fn is None) == is_recorded
-        backward(loss)
-        losses.append(torch.cat([loss.detach()[None], td_errors]))
-        gradients.append(leaf.grad)
-    assert torch.equal(*losses)
-    assert torch.equal(*gradients)  # type: ignore[arg-type]
 
 
 def test_target_networks_run_without_gradients_also_in_modules_of_ones_own() -> None:
@@ -256,7 +228,7 @@ def test_how_much_the_actions_distributions_differ() -> None:
 def test_n_step_sums_end_with_the_episode(kind: str) -> None:
     learner: Any = config(n_step=5).build_learner()
     learner.source.add(episode(**({} if kind == "cut" else {kind: True})))
-    batch = learner._builder.build(episodes=learner.source.buffer.sample(60, **learner.source.options))
+    batch = learner._builder.of_episodes(learner.source.buffer.sample(60, **learner.source.options))
     columns = batch.columns["default_policy"]
     # start: sum of rewards, number of rewards
     sums = {0: (1.0 + 0.5 * 2.0 + 0.25 * 4.0, 3), 1: (2.0 + 0.5 * 4.0, 2), 2: (4.0, 1)}

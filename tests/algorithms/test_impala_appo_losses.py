@@ -15,7 +15,7 @@ from rlzmq import APPOConfig, IMPALAConfig
 from rlzmq.algorithms.appo.appo_learner import appo_policy_terms
 from rlzmq.algorithms.impala.impala_learner import impala_loss_terms
 from rlzmq.episodes.episode_batch import EpisodeBatch
-from rlzmq.learners.actor_critic import adapted_kl_coeff
+from rlzmq.learners.losses import adapted_kl_coeff
 
 
 def test_impala_terms() -> None:

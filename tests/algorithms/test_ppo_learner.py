@@ -171,7 +171,7 @@ def test_a_values_change_is_bounded_if_asked_for() -> None:
     def moved(**training: Any) -> float:
         config = ppo_config(minibatch_size=None, num_epochs=30, lr=0.02, use_kl_loss=False, **training)
         learner = ppo_learner(config)
-        rows = learner._builder.build(episodes=episode_batch(40, 24)).columns["default_policy"]
+        rows = learner._builder.of_episodes(episode_batch(40, 24)).columns["default_policy"]
         module: Any = learner.module["default_policy"]
         before = module.compute_values(rows).detach()
         learner.update(episodes=episode_batch(40, 24))

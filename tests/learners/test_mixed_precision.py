@@ -22,7 +22,7 @@ from rlzmq import (
     ValueFunctionAPI,
 )
 from rlzmq.core.tree import tree_leaves
-from rlzmq.learners.compiling import MixedPrecision
+from rlzmq.learners.execution import MixedPrecision
 from tests.learners.all_algorithms import ALGORITHMS, config_of, record_pendulum, trained, weights_of
 from tests.learners.cases import ACTION_SPACE, OBSERVATION_SPACE, episode_batch, ppo_config, ppo_learner
 from tests.learners.ranks import run_ranks

@@ -196,13 +196,13 @@ def test_drawn_transitions_give_the_train_batch_of_their_episodes(
     learner = square_learner(minibatch_size=None, num_epochs=1)
     if next_observations:
         add_next_observations(learner._learner_connector)
-    build = learner._builder.build
-    rows, first = build(episodes=drawn()), drawn()
+    build = learner._builder.of_episodes
+    rows, first = build(drawn()), drawn()
     assert len(first) == first.num_env_steps == 16
     assert first.is_read
-    others = [build(episodes=first), build(episodes=pickle.loads(pickle.dumps(drawn())))]
+    others = [build(first), build(pickle.loads(pickle.dumps(drawn())))]
     learner._builder.uses_rows = False
-    others.append(build(episodes=drawn()))
+    others.append(build(drawn()))
     assert ("new_obs" in rows.columns["default_policy"]) == next_observations
     for other in others:
         assert_identical(rows, other)
@@ -224,18 +224,18 @@ def test_batches_drawn_at_once_are_those_drawn_one_by_one(
 
     learner = square_learner(minibatch_size=None, num_epochs=1)
     add_next_observations(learner._learner_connector)
-    build = learner._builder.build
+    build = learner._builder.of_episodes
     (together, metrics), (single, metrics_of_single) = drawn(5), drawn(1, 1, 1, 1, 1)
     assert len(together) == 5
     assert metrics == metrics_of_single
     for mine, other in zip(together, single, strict=True):
         assert type(mine) is Transitions
-        assert_identical(build(episodes=mine), build(episodes=other))
+        assert_identical(build(mine), build(other))
     for mine, other in zip(together, single, strict=True):
         assert len(mine) == 15
         assert mine.episode_ids == other.episode_ids
         assert mine.is_read
-        assert_identical(build(episodes=mine), build(episodes=other))
+        assert_identical(build(mine), build(other))
 
 
 def test_a_piece_of_the_users_gets_the_drawn_transitions_as_episodes() -> None:
@@ -251,7 +251,7 @@ def test_a_piece_of_the_users_gets_the_drawn_transitions_as_episodes() -> None:
     learner = square_learner(minibatch_size=None, num_epochs=1)
     learner._learner_connector.prepend(CountsEpisodes())
     (batch,) = source.batches(1, np.random.default_rng(7))
-    assert learner._builder.build(episodes=batch).num_env_steps == 16
+    assert learner._builder.of_episodes(batch).num_env_steps == 16
     assert CountsEpisodes.seen == [16]
 
 

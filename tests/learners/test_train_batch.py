@@ -35,7 +35,7 @@ LSTM = {"fcnet_hiddens": [8], "use_lstm": True, "lstm_cell_size": 6, "max_seq_le
 def built(learner: PPOLearner, data: Any, *, fused: bool) -> TrainBatch:
     """The train batch of some episodes; fails if pieces were called although the pipeline runs on rows."""
     learner._builder.uses_rows = fused
-    result = learner._builder.build(episodes=data)
+    result = learner._builder.of_episodes(data)
     called = learner._learner_connector.take_piece_timers()
     assert not (fused and called)
     return result
@@ -186,8 +186,8 @@ def test_a_per_episode_piece_switches_to_the_per_episode_path() -> None:
     config = ppo_config().learners(learner_connector=lambda obs, act: DoubleRewards())
     learner, plain = ppo_learner(config), ppo_learner()
     data = episode_batch(7, 12)
-    doubled = learner._builder.build(episodes=data).columns["default_policy"]
-    single = plain._builder.build(episodes=data).columns["default_policy"]
+    doubled = learner._builder.of_episodes(data).columns["default_policy"]
+    single = plain._builder.of_episodes(data).columns["default_policy"]
     assert torch.equal(doubled[Columns.REWARDS], 2 * single[Columns.REWARDS])
 
 
@@ -243,7 +243,7 @@ def test_what_a_piece_writes_into_a_batchs_items_does_not_pile_up() -> None:
     returns = data.get_returns()
     learner = ppo_learner(ppo_config().learners(learner_connector=lambda obs, act: AddOneToRewards()))
     first, second = (
-        learner._builder.build(episodes=data).columns["default_policy"][Columns.REWARDS] for _ in range(2)
+        learner._builder.of_episodes(data).columns["default_policy"][Columns.REWARDS] for _ in range(2)
     )
     assert torch.equal(first, second)
     assert data.get_returns().tolist() == returns.tolist()

@@ -18,8 +18,8 @@ from rlzmq.core.errors import ConfigurationError, UnsupportedSpaceError
 from rlzmq.core.tree import tree_leaves
 from rlzmq.episodes.columns import Columns
 from rlzmq.modules.default_models import MLP, DefaultActorCriticModule, build_encoder
+from rlzmq.modules.default_models.actor_critic import dense_chain, recurrent_chain
 from rlzmq.modules.default_models.image_encoders import default_conv_filters
-from rlzmq.modules.dense_chain import dense_chain, recurrent_chain
 from rlzmq.modules.spec import RLModuleSpec
 
 SMALL = {"fcnet_hiddens": [8, 8], "fusionnet_hiddens": [8], "lstm_cell_size": 6}

@@ -10,8 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from rlzmq.modules.default_models.actor_critic import DefaultActorCriticModule
-from rlzmq.modules.dense_chain import dense_chain, run_chain
+from rlzmq.modules.default_models.actor_critic import DefaultActorCriticModule, dense_chain, run_chain
 from rlzmq.modules.multi_rl_module_spec import MultiRLModuleSpec
 from rlzmq.modules.rl_module import TorchRLModule
 from rlzmq.modules.spec import RLModuleSpec

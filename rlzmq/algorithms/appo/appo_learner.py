@@ -19,8 +19,7 @@ from rlzmq.config.base_config import BaseConfig
 from rlzmq.connectors.learner import VTrace
 from rlzmq.connectors.learner.vtrace import TARGET_DIST_INPUTS
 from rlzmq.episodes.columns import Columns
-from rlzmq.learners.actor_critic import AdaptiveKLLearner
-from rlzmq.learners.losses import masked_mean
+from rlzmq.learners.losses import adapt_kl_coeffs, masked_mean
 from rlzmq.learners.sources import BatchSource, CircularBuffer, FreshBatch
 from rlzmq.learners.target_network_learner import TargetNetworkUpdates
 from rlzmq.modules.default_models.actor_critic import DefaultActorCriticModule
@@ -102,7 +101,7 @@ class DefaultAPPOModule(DefaultActorCriticModule, TargetNetworkAPI):
         return {Columns.ACTION_DIST_INPUTS: outputs[Columns.ACTION_DIST_INPUTS]}
 
 
-class APPOLearner(AdaptiveKLLearner, IMPALALearner, TargetNetworkUpdates):
+class APPOLearner(IMPALALearner, TargetNetworkUpdates):
     """Trains actor-critic modules with APPO (arXiv:1912.00167).
 
     Needs the columns of IMPALALearner and ``target_action_dist_inputs``; V-trace evaluates the target network's policy
@@ -156,16 +155,18 @@ class APPOLearner(AdaptiveKLLearner, IMPALALearner, TargetNetworkUpdates):
             "mean_IS": terms.mean_is,
             "var_IS": terms.var_is,
         }
-        entropy_coeff = self.entropy_coeff_schedulers_per_module[module_id].current
+        entropy_coeff = self.coefficients["entropy_coeff"][module_id]
         loss: Tensor = terms.policy_loss + settings.vf_loss_coeff * vf_loss - entropy_coeff * entropy
         if settings.use_kl_loss:
             stats["mean_kl_loss"] = masked_mean(target_dist.kl(dist), mask)
-            loss = loss + self.curr_kl_coeffs_per_module[module_id] * stats["mean_kl_loss"]
+            kl_coeff = self.coefficients["kl_coeff"].setdefault(module_id, float(settings.kl_coeff))
+            loss = loss + kl_coeff * stats["mean_kl_loss"]
         self.log_stats(module_id, stats)
         return loss
 
     def after_gradient_based_update(self, *, timesteps: Mapping[str, Any]) -> None:
         super().after_gradient_based_update(timesteps=timesteps)
+        adapt_kl_coeffs(self)
         self.update_targets_if_due(self.num_env_steps_trained_lifetime, self._target_update_steps())
         self.log_target_updates()
 

@@ -8,9 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, ClassVar, NamedTuple, cast
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional
 
@@ -22,7 +20,6 @@ from rlzmq.learners.losses import ErrorLoss, error_loss
 from rlzmq.learners.replay_learner import ReplayLearner, importance_weights, with_n_step_sums
 from rlzmq.learners.target_network_learner import discounts
 from rlzmq.learners.update_report import Scalar
-from rlzmq.modules.default_models.dense_gradients import is_recorded, with_known_gradient
 from rlzmq.modules.rl_module import QNetAPI, TargetNetworkAPI
 
 __all__ = [
@@ -64,31 +61,9 @@ def mean_loss(
         kind: See `ErrorLoss`.
     """
     targets_B = (rewards_B + discounts_B * next_q_B).detach()
-    if is_recorded(q_BA):
-        return _mean_loss_with_gradient(q_BA, actions_B, targets_B, weights_B, kind)
     q_B = q_BA.gather(1, actions_B[:, None]).squeeze(1)
     losses_B = error_loss(q_B, targets_B, kind)
     return DQNLoss((weights_B * losses_B).mean(), (q_B - targets_B).abs().detach())
-
-
-def _mean_loss_with_gradient(
-    q_BA: Tensor, actions_B: Tensor, targets_B: Tensor, weights_B: Tensor, kind: ErrorLoss
-) -> DQNLoss:
-    """Return `mean_loss` with its gradient, to the bits of torch's graph, at a fraction of the graph's time."""
-    of_actions = np.arange(len(q_BA)), actions_B.numpy()
-    q: NDArray[np.float32] = q_BA.detach().numpy()
-    weights: NDArray[np.float32] = weights_B.numpy()
-    errors = q[of_actions] - targets_B.numpy()
-    td_errors = np.abs(errors)
-    if kind == "huber":
-        below = np.minimum(td_errors, 1.0)  # the rest of an error counts linearly
-        losses, slopes = below * (td_errors - 0.5 * below), np.copysign(below, errors)
-    else:
-        losses, slopes = errors * errors, 2.0 * errors
-    gradient = np.zeros_like(q)
-    gradient[of_actions] = slopes * (weights * np.float32(1.0 / len(q)))
-    loss = torch.from_numpy(weights * losses).mean()
-    return DQNLoss(with_known_gradient(loss, q_BA, torch.from_numpy(gradient)), torch.from_numpy(td_errors))
 
 
 def project_distribution(

@@ -6,7 +6,8 @@ ones.
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple, cast
+from collections.abc import Sequence
+from typing import Any, ClassVar, NamedTuple, cast
 
 import gymnasium as gym
 import torch
@@ -17,7 +18,8 @@ from rlzmq.config.base_config import BaseConfig
 from rlzmq.connectors.defaults import add_estimator
 from rlzmq.connectors.learner import VTrace
 from rlzmq.episodes.columns import Columns
-from rlzmq.learners.actor_critic import ActorCriticLearner
+from rlzmq.learners.learner import TorchLearner
+from rlzmq.modules.rl_module import ValueFunctionAPI
 
 __all__ = [
     "IMPALALearner",
@@ -68,7 +70,7 @@ def impala_loss_terms(
     )
 
 
-class IMPALALearner(ActorCriticLearner):
+class IMPALALearner(TorchLearner):
     """Trains actor-critic modules with IMPALA (arXiv:1802.01561).
 
     Needs the columns ``actions``, ``action_logp``, ``advantages`` and ``value_targets``; the last two come from
@@ -76,6 +78,12 @@ class IMPALALearner(ActorCriticLearner):
     """
 
     config: IMPALAConfig
+    scheduled_settings: ClassVar[Sequence[str]] = ["entropy_coeff"]
+
+    @classmethod
+    def rl_module_required_apis(cls) -> list[type]:
+        """Return `ValueFunctionAPI`."""
+        return [ValueFunctionAPI]
 
     def make_learner_connector(self, observation_space: gym.Space[Any], action_space: gym.Space[Any]) -> Any:
         """Return the config's pipeline, with V-trace as the last piece and the piece that it needs as the first."""
@@ -120,7 +128,7 @@ class IMPALALearner(ActorCriticLearner):
                 "entropy": entropy,
             },
         )
-        entropy_coeff = self.entropy_coeff_schedulers_per_module[module_id].current
+        entropy_coeff = self.coefficients["entropy_coeff"][module_id]
         vf_loss_coeff = cast(IMPALATrainingSettings, config).vf_loss_coeff
         loss: Tensor = mean_pi_loss + vf_loss_coeff * mean_vf_loss - entropy_coeff * entropy
         return loss

@@ -6,9 +6,9 @@ ones.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
-from typing import Any, NamedTuple, cast
+from typing import Any, ClassVar, NamedTuple, cast
 
 import gymnasium as gym
 import torch
@@ -19,8 +19,9 @@ from rlzmq.config.base_config import BaseConfig
 from rlzmq.connectors.defaults import add_estimator
 from rlzmq.connectors.learner import GeneralAdvantageEstimation
 from rlzmq.episodes.columns import Columns
-from rlzmq.learners.actor_critic import AdaptiveKLLearner
-from rlzmq.learners.losses import MaskedMean
+from rlzmq.learners.learner import TorchLearner
+from rlzmq.learners.losses import MaskedMean, adapt_kl_coeffs
+from rlzmq.modules.rl_module import ValueFunctionAPI
 
 __all__ = [
     "PPOLearner",
@@ -172,7 +173,7 @@ class _Loss(torch.autograd.Function):
 _VALUES = "values"
 
 
-class PPOLearner(AdaptiveKLLearner):
+class PPOLearner(TorchLearner):
     """Trains actor-critic modules with PPO (arXiv:1707.06347).
 
     Needs the columns ``actions``, ``action_logp``, ``action_dist_inputs``, ``advantages`` and
@@ -180,6 +181,12 @@ class PPOLearner(AdaptiveKLLearner):
     """
 
     config: PPOConfig
+    scheduled_settings: ClassVar[Sequence[str]] = ["entropy_coeff"]
+
+    @classmethod
+    def rl_module_required_apis(cls) -> list[type]:
+        """Return `ValueFunctionAPI`."""
+        return [ValueFunctionAPI]
 
     def make_learner_connector(self, observation_space: gym.Space[Any], action_space: gym.Space[Any]) -> Any:
         """Return the config's pipeline, with PPO's pieces at the beginning and the end.
@@ -211,8 +218,8 @@ class PPOLearner(AdaptiveKLLearner):
         dist = dist_cls.from_logits(module.require_output(fwd_out, Columns.ACTION_DIST_INPUTS))
         logp = dist.logp(batch[Columns.ACTIONS])
 
-        kl_coeff = self.curr_kl_coeffs_per_module[module_id]
-        entropy_coeff = self.entropy_coeff_schedulers_per_module[module_id].current
+        kl_coeff = self.coefficients["kl_coeff"].setdefault(module_id, float(settings.kl_coeff))
+        entropy_coeff = self.coefficients["entropy_coeff"][module_id]
         # Without a coefficient, entropy and divergence are only reported.
         kl = entropy = None
         if settings.use_kl_loss and (kl_coeff or self.is_last_epoch):
@@ -264,7 +271,7 @@ class PPOLearner(AdaptiveKLLearner):
                 },
             )
             if values is not None:
-                self.report.stats.log(module_id, {_VALUES: (values.detach(), targets, mask)})
+                self.report.log(module_id, {_VALUES: (values.detach(), targets, mask)})
         return terms.loss
 
     def ends_update(self) -> bool:
@@ -279,30 +286,26 @@ class PPOLearner(AdaptiveKLLearner):
 
     def after_gradient_based_update(self, *, timesteps: Mapping[str, Any]) -> None:
         super().after_gradient_based_update(timesteps=timesteps)
-        self._log_value_stats()
-
-    def _log_value_stats(self) -> None:
-        for module_id, parts in self.report.stats.newest(_VALUES, self.num_minibatches_per_epoch).items():
-            values, targets = (torch.cat([part[i].flatten() for part in parts]) for i in (0, 1))
-            masks = [part[2].flatten() for part in parts if part[2] is not None]
-            mask = torch.cat(masks) if masks else None
-            if mask is not None:
+        adapt_kl_coeffs(self)
+        for module_id, by_name in self.report.logged().items():
+            parts = by_name.get(_VALUES, [])[-self.num_minibatches_per_epoch :]
+            if not parts:
+                continue
+            all_values, all_targets, masks = zip(*parts, strict=True)
+            values, targets = (torch.cat(list(map(torch.flatten, of))) for of in (all_values, all_targets))
+            if masks[0] is not None:
+                mask = torch.cat(list(map(torch.flatten, masks)))
                 values, targets = values[mask], targets[mask]
             error = (targets - values).double()
             vf_clip = cast(PPOTrainingSettings, self.config_for_module(module_id)).vf_clip_param
             explained = 1.0 - error.var(correction=0) / targets.double().var(correction=0).clamp(min=1e-12)
-            self.log_stats(
-                module_id,
-                {
-                    "vf_loss_unclipped": error.square().mean(),
-                    "vf_explained_var": explained.clamp(min=-1.0),
-                    **(
-                        {}
-                        if vf_clip is None
-                        else {"vf_clip_fraction": (error.square() > vf_clip).double().mean()}
-                    ),
-                },
-            )
+            stats = {
+                "vf_loss_unclipped": error.square().mean(),
+                "vf_explained_var": explained.clamp(min=-1.0),
+            }
+            if vf_clip is not None:
+                stats["vf_clip_fraction"] = (error.square() > vf_clip).double().mean()
+            self.log_stats(module_id, stats)
 
 
 class _LogRatio:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import gymnasium as gym
@@ -24,7 +25,11 @@ __all__ = [
     "DefaultPPOTorchRLModule",
     "ObservationMask",
     "PolicyHead",
+    "RecurrentChain",
     "apply_action_mask",
+    "dense_chain",
+    "recurrent_chain",
+    "run_chain",
     "split_action_mask",
 ]
 
@@ -251,7 +256,6 @@ class DefaultActorCriticModule(TorchRLModule, ValueFunctionAPI, InferenceOnlyAPI
         )
         self._recurrent = config.use_lstm
         self._separate = self.vf_encoder is not None
-        self._plain = not (self._recurrent or self._mask.is_there)
 
     @staticmethod
     def _encoder(space: gym.Space[Any], config: DefaultModelConfig, where: str) -> Any:
@@ -274,7 +278,7 @@ class DefaultActorCriticModule(TorchRLModule, ValueFunctionAPI, InferenceOnlyAPI
 
     def _forward(self, batch: dict[str, Any], **kwargs: object) -> dict[str, Any]:
         try:
-            if self._plain:
+            if not (self._recurrent or self._mask.is_there):
                 return {Columns.ACTION_DIST_INPUTS: self.pi(self.encoder(batch[Columns.OBS]))}
             outputs, _ = self._act(batch, critic_features=False)
         except Exception as error:
@@ -368,3 +372,118 @@ def _check_previous(space: gym.Space[Any], config: DefaultModelConfig, where: st
 
 #: RLlib's name for this class.
 DefaultPPOTorchRLModule = DefaultActorCriticModule
+
+
+DenseLayer = tuple[Tensor, Tensor, Callable[[Tensor], Tensor] | None]
+"""(weight, bias, activation)."""
+
+_LSTM_WEIGHTS = ("weight_ih_l0", "weight_hh_l0", "bias_ih_l0", "bias_hh_l0")
+
+
+def dense_chain(module: Any) -> list[DenseLayer] | None:
+    """Return the layers of a policy's acting forward pass if it consists only of dense layers.
+
+    Calling them one after the other (`run_chain`) is the fastest form for few environments, and returns exactly the
+    numbers of the module's forward pass. The tensors are the module's own parameters, so weights loaded in place take
+    effect at once.
+
+    Returns:
+        None for any module except the unchanged default one with a dense encoder, no layer norm, no action mask, no
+        memory and no separate log standard deviations.
+    """
+    if type(module) is not DefaultActorCriticModule or module._recurrent or module._mask.is_there:
+        return None
+    return None if _has_hooks(module) else _dense_layers(module.encoder, module.pi)
+
+
+class RecurrentChain:
+    """The default dense policy with an LSTM, one time step for every row.
+
+    Args:
+        encoders: The layers before an LSTM and the LSTM, by the key of its part of the state; None: the only one's
+            state is the whole. The first one's output is the head's input.
+        head: The layers after the LSTM.
+    """
+
+    def __init__(
+        self, encoders: dict[str | None, tuple[list[DenseLayer], RecurrentEncoder]], head: list[DenseLayer]
+    ) -> None:
+        self._encoders: list[tuple[str | None, list[DenseLayer], list[Any]]] = [
+            (key, layers, [lstm.lstm._parameters[name] for name in _LSTM_WEIGHTS])
+            for key, (layers, lstm) in encoders.items()
+        ]
+        self._head = head
+        self._max_rows = min(lstm.max_cell_rows for _, lstm in encoders.values())
+
+    def takes(self, x: Tensor) -> bool:
+        """Return whether the chain computes what the module does for these inputs."""
+        return x.dim() == 2 and x.dtype is torch.float32 and len(x) <= self._max_rows
+
+    def __call__(self, x: Tensor, state: Any) -> tuple[Tensor, Any]:
+        """Return the distribution inputs ``[N, K]`` and the next state.
+
+        Args:
+            x: Observations, float32 ``[N, D]``.
+            state: The module's state, leaves ``[N, cell]``.
+        """
+        features: Tensor | None = None
+        state_out: Any = {}
+        for key, layers, weights in self._encoders:
+            before = state if key is None else state[key]
+            h, c = torch.lstm_cell(run_chain(layers, x), (before["h"], before["c"]), *weights)
+            after = {"h": h, "c": c}
+            if key is None:
+                state_out = after
+            else:
+                state_out[key] = after
+            if features is None:
+                features = h
+        assert features is not None
+        return run_chain(self._head, features), state_out
+
+
+def recurrent_chain(module: Any) -> RecurrentChain | None:
+    """Return the chain of an unchanged default module with dense encoders and an LSTM; None for any other."""
+    if type(module) is not DefaultActorCriticModule or not module._recurrent or module._mask.is_there:
+        return None
+    parts: dict[str | None, Any] = {None: module.encoder}
+    if module._separate:
+        parts = {"actor": module.encoder, "critic": module.vf_encoder}
+    encoders: dict[str | None, tuple[list[DenseLayer], RecurrentEncoder]] = {}
+    for key, part in parts.items():
+        if type(part) is not RecurrentEncoder or _has_hooks(module, part, part.lstm):
+            return None
+        layers = _dense_layers(part.tokenizer)
+        if layers is None or any(name not in part.lstm._parameters for name in _LSTM_WEIGHTS):
+            return None
+        encoders[key] = layers, part
+    head = _dense_layers(module.pi)
+    return None if head is None else RecurrentChain(encoders, head)
+
+
+def run_chain(layers: list[DenseLayer], x: Tensor) -> Tensor:
+    """Return the chain's outputs for float32 inputs ``[N, D]``."""
+    linear = torch.nn.functional.linear
+    for weight, bias, activation in layers:
+        x = linear(x, weight, bias)
+        if activation is not None:
+            x = activation(x)
+    return x
+
+
+def _dense_layers(*parts: Any) -> list[DenseLayer] | None:
+    """Return the layers of unchanged parts of the default module that consist of dense layers only, else None."""
+    layers: list[DenseLayer] = []
+    for part in parts:
+        is_bounded = type(part) is PolicyHead and (part.log_std is not None or part._high is not None)
+        if type(part) not in (MLP, PolicyHead) or is_bounded or _has_hooks(part):
+            return None
+        for parameters, _, activation in part.steps():
+            if parameters is None:
+                return None
+            layers.append((parameters["weight"], parameters["bias"], activation))
+    return layers
+
+
+def _has_hooks(*modules: nn.Module) -> bool:
+    return any(module._forward_hooks or module._forward_pre_hooks for module in modules)
