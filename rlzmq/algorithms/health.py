@@ -30,7 +30,7 @@ from rlzmq.core.metrics import (
     WEIGHTS_WAIT_TIMER,
 )
 from rlzmq.core.names import NUM_ENV_STEPS_SAMPLED_LIFETIME
-from rlzmq.learners.optimizers import Schedule
+from rlzmq.core.update_plan import Schedule
 from rlzmq.runners.episode_metrics import HOW_TO_LIMIT
 
 __all__ = ["Bottleneck", "HealthWatch", "Verdict", "judge"]

@@ -15,9 +15,8 @@ from rlzmq.config.groups import TrainingSettings
 from rlzmq.config.settings import Fraction, NonNegativeInt, Positive, PositiveInt, setting, settings, takes
 from rlzmq.core.errors import ConfigurationError
 from rlzmq.core.synonyms import did_you_mean
-from rlzmq.core.update_plan import UpdatePlan
+from rlzmq.core.update_plan import Schedule, UpdatePlan
 from rlzmq.envs.registry import resolve_env
-from rlzmq.learners.optimizers import Schedule
 from rlzmq.replay import ReplayBuffer, buffer_class
 
 __all__ = ["OffPolicyConfig", "OffPolicySettings", "OfflineActorCriticConfig", "OfflineConfig", "check_no_lr"]

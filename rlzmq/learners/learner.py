@@ -45,7 +45,7 @@ from rlzmq.core.metrics import MetricsLogger
 from rlzmq.core.names import ALL_MODULES, LEARNER_PATH
 from rlzmq.core.signatures import TellsUncalled, check_takes
 from rlzmq.core.tracebacks import ShortTraceback
-from rlzmq.core.update_plan import derive_seed
+from rlzmq.core.update_plan import Schedule, derive_seed
 from rlzmq.episodes.columns import DEFAULT_MODULE_ID
 from rlzmq.learners.execution import UNCHANGED, LearnerCompiler, MixedPrecision, learner_device, seeded
 from rlzmq.learners.losses import no_loss
@@ -53,7 +53,6 @@ from rlzmq.learners.optimizers import (
     DEFAULT_OPTIMIZER,
     Optimizers,
     RegisteredOptimizer,
-    Schedule,
     clip_gradients,
     global_norm,
     make_adam,

@@ -15,10 +15,9 @@ from rlzmq.config.base_config import BaseConfig
 from rlzmq.connectors.common.agent_to_module_mapping import initial_state, max_seq_len
 from rlzmq.core.errors import ConfigurationError
 from rlzmq.core.tree import tree_map
-from rlzmq.core.update_plan import ReplayRatio, UpdatePlan
+from rlzmq.core.update_plan import ReplayRatio, Schedule, UpdatePlan
 from rlzmq.episodes.columns import DEFAULT_MODULE_ID, Columns, ragged_arange
 from rlzmq.episodes.episode_batch import EpisodeBatch
-from rlzmq.learners.optimizers import Schedule
 from rlzmq.learners.sources import BatchSource, batches_of, num_env_steps_of
 from rlzmq.learners.target_network_learner import TargetNetworkLearner
 from rlzmq.replay import EpisodeReplayBuffer, ReplayBuffer, joined

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from rlzmq.core.errors import ConfigurationError
-from rlzmq.learners.optimizers import Schedule
+from rlzmq.core.update_plan import Schedule
 
 
 def test_a_number_is_constant() -> None:

@@ -15,8 +15,8 @@ from torch import Tensor, nn
 from rlzmq.config.model_config import DefaultModelConfig
 from rlzmq.core.errors import UnsupportedSpaceError
 from rlzmq.core.tree import tree_leaves
+from rlzmq.core.update_plan import Schedule
 from rlzmq.episodes.columns import Columns
-from rlzmq.learners.optimizers import Schedule
 from rlzmq.modules.default_models.actor_critic import ObservationMask, apply_action_mask
 from rlzmq.modules.default_models.encoders import MLP, RecurrentEncoder
 from rlzmq.modules.default_models.image_encoders import build_encoder

@@ -12,8 +12,8 @@ from torch import Tensor, nn
 
 from rlzmq.algorithms.sac.sac_module import DefaultSACModule, critic_values, require_box
 from rlzmq.config.model_config import DefaultModelConfig
+from rlzmq.core.update_plan import Schedule
 from rlzmq.episodes.columns import Columns
-from rlzmq.learners.optimizers import Schedule
 from rlzmq.modules.default_models.encoders import MLP
 from rlzmq.modules.weights import frozen
 
