@@ -1,4 +1,4 @@
-"""Plans, leases, schedules, seeds: what serial and distributed runs have in common, so that they train on the same numbers.
+"""Plans, leases, schedules and seeds: the numbers that serial and distributed runs have in common.
 
 An UpdatePlan is the training data of an update, as one value that every layer reads. A lease is the permission to
 sample a number of vector steps, the only flow control; a run in one process plans it as if it had one runner.

@@ -2,22 +2,16 @@
 
 from __future__ import annotations
 
-import math
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor
 
 from rlzmq.core.errors import ConfigurationError
 
-if TYPE_CHECKING:
-    from rlzmq.learners.learner import Learner
-
 __all__ = [
     "ErrorLoss",
     "MaskedMean",
-    "adapt_kl_coeffs",
-    "adapted_kl_coeff",
     "error_loss",
     "masked_mean",
     "no_loss",
@@ -92,31 +86,3 @@ def no_loss(returned: object, owner: object, module_id: str) -> ConfigurationErr
     return ConfigurationError(
         f"{type(owner).__name__}.{name}() of module {module_id!r}: expected one number as a tensor, got {what}"
     )
-
-
-def adapt_kl_coeffs(learner: Learner) -> None:
-    """Adapt ``learner.coefficients["kl_coeff"]`` to the measured divergence; call it after every update.
-
-    A trained module's coefficient is multiplied by 1.5 if the mean of its logged ``mean_kl_loss`` over the last epoch
-    and all ranks exceeds twice ``config.kl_target``, and by 0.5 if it is below half of it. Needs
-    ``config.use_kl_loss``.
-    """
-    coefficients = learner.coefficients["kl_coeff"]
-    for module_id, measured in learner.mean_stats_over_ranks("mean_kl_loss").items():
-        settings: Any = learner.config_for_module(module_id)
-        if settings.use_kl_loss:
-            coefficient = coefficients.get(module_id, float(settings.kl_coeff))
-            coefficients[module_id] = adapted_kl_coeff(coefficient, measured, settings.kl_target)
-            learner.log_stats(module_id, {"curr_kl_coeff": coefficients[module_id]})
-
-
-def adapted_kl_coeff(coefficient: float, measured: float, target: float) -> float:
-    """Return the next update's KL coefficient: ×1.5 above twice the target, ×0.5 below half of it.
-
-    A NaN or infinite divergence leaves the coefficient unchanged.
-    """
-    if not math.isfinite(measured):
-        return coefficient
-    if measured > 2.0 * target:
-        return coefficient * 1.5
-    return coefficient * 0.5 if measured < 0.5 * target else coefficient

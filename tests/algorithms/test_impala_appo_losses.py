@@ -14,8 +14,8 @@ import torch
 from rlzmq import APPOConfig, IMPALAConfig
 from rlzmq.algorithms.appo.appo_learner import appo_policy_terms
 from rlzmq.algorithms.impala.impala_learner import impala_loss_terms
+from rlzmq.algorithms.ppo.ppo_learner import adapted_kl_coeff
 from rlzmq.episodes.episode_batch import EpisodeBatch
-from rlzmq.learners.losses import adapted_kl_coeff
 
 
 def test_impala_terms() -> None:

@@ -15,11 +15,12 @@ from torch import Tensor
 
 from rlzmq.algorithms.appo import APPOConfig, APPOTrainingSettings
 from rlzmq.algorithms.impala.impala_learner import IMPALALearner
+from rlzmq.algorithms.ppo.ppo_learner import adapt_kl_coeffs
 from rlzmq.config.base_config import BaseConfig
 from rlzmq.connectors.learner import VTrace
 from rlzmq.connectors.learner.vtrace import TARGET_DIST_INPUTS
 from rlzmq.episodes.columns import Columns
-from rlzmq.learners.losses import adapt_kl_coeffs, masked_mean
+from rlzmq.learners.losses import masked_mean
 from rlzmq.learners.sources import BatchSource, CircularBuffer, FreshBatch
 from rlzmq.learners.target_network_learner import TargetNetworkUpdates
 from rlzmq.modules.default_models.actor_critic import DefaultActorCriticModule

@@ -20,7 +20,7 @@ from rlzmq.connectors.defaults import add_estimator
 from rlzmq.connectors.learner import GeneralAdvantageEstimation
 from rlzmq.episodes.columns import Columns
 from rlzmq.learners.learner import TorchLearner
-from rlzmq.learners.losses import MaskedMean, adapt_kl_coeffs
+from rlzmq.learners.losses import MaskedMean
 from rlzmq.modules.rl_module import ValueFunctionAPI
 
 __all__ = [
@@ -28,6 +28,8 @@ __all__ = [
     "PPOLossSettings",
     "PPOLossTerms",
     "PPOTorchLearner",
+    "adapt_kl_coeffs",
+    "adapted_kl_coeff",
     "ppo_loss",
 ]
 
@@ -306,6 +308,34 @@ class PPOLearner(TorchLearner):
             if vf_clip is not None:
                 stats["vf_clip_fraction"] = (error.square() > vf_clip).double().mean()
             self.log_stats(module_id, stats)
+
+
+def adapt_kl_coeffs(learner: TorchLearner) -> None:
+    """Adapt ``learner.coefficients["kl_coeff"]`` to the measured divergence; call it after every update.
+
+    A trained module's coefficient is multiplied by 1.5 if the mean of its logged ``mean_kl_loss`` over the last epoch
+    and all ranks exceeds twice ``config.kl_target``, and by 0.5 if it is below half of it. Needs
+    ``config.use_kl_loss``.
+    """
+    coefficients = learner.coefficients["kl_coeff"]
+    for module_id, measured in learner.mean_stats_over_ranks("mean_kl_loss").items():
+        settings: Any = learner.config_for_module(module_id)
+        if settings.use_kl_loss:
+            coefficient = coefficients.get(module_id, float(settings.kl_coeff))
+            coefficients[module_id] = adapted_kl_coeff(coefficient, measured, settings.kl_target)
+            learner.log_stats(module_id, {"curr_kl_coeff": coefficients[module_id]})
+
+
+def adapted_kl_coeff(coefficient: float, measured: float, target: float) -> float:
+    """Return the next update's KL coefficient: ×1.5 above twice the target, ×0.5 below half of it.
+
+    A NaN or infinite divergence leaves the coefficient unchanged.
+    """
+    if not math.isfinite(measured):
+        return coefficient
+    if measured > 2.0 * target:
+        return coefficient * 1.5
+    return coefficient * 0.5 if measured < 0.5 * target else coefficient
 
 
 class _LogRatio:
