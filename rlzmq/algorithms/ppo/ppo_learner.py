@@ -6,6 +6,7 @@ ones.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from typing import Any, ClassVar, NamedTuple, cast
