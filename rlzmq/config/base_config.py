@@ -10,25 +10,8 @@ from typing import Any, Self, Unpack
 
 import gymnasium as gym
 
+from rlzmq.config import groups
 from rlzmq.config.checks import DerivedValues, check
-from rlzmq.config.groups import (
-    CheckpointingSettings,
-    DebuggingSettings,
-    EnvironmentSettings,
-    EnvRunnersSettings,
-    EvaluationSettings,
-    ExperimentalSettings,
-    FaultToleranceSettings,
-    FrameworkSettings,
-    LearnersSettings,
-    MultiAgentSettings,
-    NetworkingSettings,
-    OfflineDataSettings,
-    RaySettings,
-    ReportingSettings,
-    RLModuleSettings,
-    TrainingSettings,
-)
 from rlzmq.config.search_space import find_search_objects
 from rlzmq.config.settings import NotProvided, takes
 from rlzmq.core.callbacks import HOOKS, Hooks, check_hook, check_hooks
@@ -47,87 +30,87 @@ class BaseConfig(DerivedValues):
     `AlgorithmConfig` implements the `build_…` methods.
     """
 
-    @takes(EnvironmentSettings)
+    @takes(groups.EnvironmentSettings)
     def environment(self) -> Self:
         """Set the environment; see `EnvironmentSettings`."""
         return self
 
-    @takes(EnvRunnersSettings)
+    @takes(groups.EnvRunnersSettings)
     def env_runners(self) -> Self:
         """Set up sampling; see `EnvRunnersSettings`."""
         return self
 
-    @takes(LearnersSettings)
+    @takes(groups.LearnersSettings)
     def learners(self) -> Self:
         """Set up the learner processes; see `LearnersSettings`."""
         return self
 
-    @takes(TrainingSettings)
+    @takes(groups.TrainingSettings)
     def training(self) -> Self:
         """Set the training hyperparameters; see `TrainingSettings`. Each algorithm adds its own."""
         return self
 
-    @takes(OfflineDataSettings)
+    @takes(groups.OfflineDataSettings)
     def offline_data(self) -> Self:
         """Set the recorded data to read and write; see `OfflineDataSettings`."""
         return self
 
-    @takes(EvaluationSettings)
+    @takes(groups.EvaluationSettings)
     def evaluation(self) -> Self:
         """Set when and how the current weights are evaluated; see `EvaluationSettings`."""
         return self
 
-    @takes(ReportingSettings)
+    @takes(groups.ReportingSettings)
     def reporting(self) -> Self:
         """Set the length of an iteration and the contents of its result; see `ReportingSettings`."""
         return self
 
-    @takes(MultiAgentSettings)
+    @takes(groups.MultiAgentSettings)
     def multi_agent(self) -> Self:
         """Set which module acts for which agent; see `MultiAgentSettings`."""
         return self
 
-    @takes(RLModuleSettings)
+    @takes(groups.RLModuleSettings)
     def rl_module(self) -> Self:
         """Set the neural networks; see `RLModuleSettings`."""
         return self
 
-    @takes(FaultToleranceSettings)
+    @takes(groups.FaultToleranceSettings)
     def fault_tolerance(self) -> Self:
         """Set how failures are handled; see `FaultToleranceSettings`."""
         return self
 
-    @takes(NetworkingSettings)
+    @takes(groups.NetworkingSettings)
     def networking(self) -> Self:
         """Set how processes on other machines join; see `NetworkingSettings`."""
         return self
 
-    @takes(CheckpointingSettings)
+    @takes(groups.CheckpointingSettings)
     def checkpointing(self) -> Self:
         """Set when checkpoints are written; see `CheckpointingSettings`."""
         return self
 
-    @takes(DebuggingSettings)
+    @takes(groups.DebuggingSettings)
     def debugging(self) -> Self:
         """Set seed and logging; see `DebuggingSettings`."""
         return self
 
-    @takes(FrameworkSettings)
+    @takes(groups.FrameworkSettings)
     def framework(self) -> Self:  # type: ignore[override]
         """Set the torch options; see `FrameworkSettings`."""
         return self
 
-    @takes(RaySettings)
+    @takes(groups.RaySettings)
     def resources(self) -> Self:
         """Take Ray's resources; see `learners()` and `env_runners()` for those of processes."""
         return self
 
-    @takes(RaySettings)
+    @takes(groups.RaySettings)
     def python_environment(self) -> Self:
         """Take Ray's environment variables: every process inherits the driver's."""
         return self
 
-    @takes(ExperimentalSettings)
+    @takes(groups.ExperimentalSettings)
     def experimental(self) -> Self:
         """Set RLlib's experimental options; see `ExperimentalSettings`."""
         return self

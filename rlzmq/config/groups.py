@@ -24,6 +24,7 @@ from rlzmq.config.settings import (
 )
 
 __all__ = [
+    "AllSettings",
     "CallbacksSettings",
     "CheckpointingSettings",
     "DebuggingSettings",
@@ -574,3 +575,25 @@ class ExperimentalSettings:
     """
 
     _validate_config: bool = True
+
+
+class AllSettings(
+    EnvironmentSettings,
+    EnvRunnersSettings,
+    LearnersSettings,
+    TrainingSettings,
+    EvaluationSettings,
+    ReportingSettings,
+    MultiAgentSettings,
+    RLModuleSettings,
+    CallbacksSettings,
+    FaultToleranceSettings,
+    NetworkingSettings,
+    CheckpointingSettings,
+    DebuggingSettings,
+    OfflineDataSettings,
+    FrameworkSettings,
+    ExperimentalSettings,
+    StateSettings,
+):
+    """The settings of every algorithm."""

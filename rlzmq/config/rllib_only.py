@@ -45,21 +45,6 @@ class RLlibOnly:
     to: str = ""
 
 
-def _ignored(setter: str, config: str, names: str, instead: str) -> list[RLlibOnly]:
-    """Return the rows of settings whose value RLlib does not read, or that cannot change what is learned."""
-    return [RLlibOnly(setter, config, name, instead, None) for name in names.split()]
-
-
-def _one_value(setter: str, config: str, defaults: dict[str, Any], instead: str) -> list[RLlibOnly]:
-    """Return the rows of settings of which only RLlib's default agrees with what this library does."""
-    return [RLlibOnly(setter, config, name, instead, (value,)) for name, value in defaults.items()]
-
-
-def _renamed(setter: str, config: str, names: dict[str, str]) -> list[RLlibOnly]:
-    """Return the rows of settings that have another name here, which takes their value."""
-    return [RLlibOnly(setter, config, old, f"set {here}.", None, here) for old, here in names.items()]
-
-
 _SHARDS = (
     "data are shards of whole episodes: rlzmq.replay.write_shard(directory, episodes), or `rlzmq record`."
 )
@@ -68,398 +53,247 @@ _OWN_LEARNER_CODE = (
     "give your code as training(learner_connector=…), or write shards that hold what it returns."
 )
 _QUEUES = "env runners, broker and learners wait for each other without polling."
-_AGGREGATOR_SETTINGS = "num_aggregator_actors_per_learner max_requests_in_flight_per_aggregator_actor"
 _NO_AGGREGATORS = "there are no aggregators: each learner runs its own connector pipeline."
 _STALENESS = "training(staleness=…) sets how many updates the env runners may sample ahead."
 _NETWORKS = "set the networks with rl_module(model_config=…)."
 _ON_DATA = "a learner computes its own loss on recorded data: evaluation(offline_evaluation_interval=…)."
 
-RLLIB_ONLY: tuple[RLlibOnly, ...] = (
-    # -- every algorithm ------------------------------------------------------------------------
-    *_one_value(
-        "training", _EVERY_CONFIG, {"lr_schedule": None}, "give training(lr=[(0, v0), (t1, v1), …])."
-    ),
-    *_renamed(
-        "training",
-        _EVERY_CONFIG,
-        {"num_sgd_iter": "num_epochs", "sgd_minibatch_size": "minibatch_size", "model": "model_config"},
-    ),
-    *_renamed("rl_module", _EVERY_CONFIG, {"model_config_dict": "model_config"}),
-    *_ignored(
-        "env_runners",
-        _EVERY_CONFIG,
-        "use_env_runner_state_server env_runner_state_server_max_concurrency",
-        "env runners receive new weights from the broker, one copy for each machine.",
-    ),
-    *_ignored(
-        "env_runners",
-        _EVERY_CONFIG,
-        "exploration_config",
-        "modules explore in forward_exploration; DQN has training(epsilon=…).",
-    ),
-    *_one_value(
-        "env_runners",
-        _EVERY_CONFIG,
-        {"observation_filter": "NoFilter"},
-        "env_runners(env_to_module_connector=lambda env, spaces, device: MeanStdFilter()).",
-    ),
-    *_one_value(
-        "environment",
-        _EVERY_CONFIG,
-        {"render_env": False},
-        "give environment(env_config={'render_mode': 'human'}).",
-    ),
-    *_ignored(
-        "environment",
-        _EVERY_CONFIG,
-        "action_mask_key",
-        "name that part of the observation space 'action_mask'.",
-    ),
-    *_ignored(
-        "env_runners",
-        _EVERY_CONFIG,
-        "create_local_env_runner create_env_on_local_worker",
-        "the driver has an env runner only if there are no others.",
-    ),
-    *_ignored(
-        "env_runners",
-        _EVERY_CONFIG,
-        "num_cpus_per_env_runner",
-        "processes are not bound to CPUs; see learners(torch_num_threads=…).",
-    ),
-    *_ignored("env_runners", _EVERY_CONFIG, "num_gpus_per_env_runner", "env runners act on the CPU."),
-    *_ignored(
-        "env_runners",
-        _EVERY_CONFIG,
-        "custom_resources_per_env_runner",
-        "name each runner's machine in the cluster file.",
-    ),
-    *_ignored(
-        "env_runners",
-        _EVERY_CONFIG,
-        "validate_env_runners_after_construction",
-        "an env runner that cannot be constructed always fails at once.",
-    ),
-    *_ignored(
-        "env_runners",
-        _EVERY_CONFIG,
-        "max_requests_in_flight_per_env_runner",
-        "the broker assigns the whole batch in advance, so no env runner waits for a request.",
-    ),
-    *_one_value(
-        "env_runners",
-        _EVERY_CONFIG,
-        {"broadcast_env_runner_states": True},
-        "set env_runners(merge_env_runner_states=False) to keep them apart.",
-    ),
-    *_ignored(
-        "env_runners",
-        _EVERY_CONFIG,
-        "compress_observations",
-        "observations are sent uncompressed and without a copy.",
-    ),
-    *_ignored(
-        "env_runners",
-        _EVERY_CONFIG,
-        "episodes_to_numpy",
-        "sampled episodes always consist of numpy arrays.",
-    ),
-    *_ignored("learners", _EVERY_CONFIG, "num_cpus_per_learner", "set learners(torch_num_threads=…)."),
-    *_ignored(
-        "learners",
-        _EVERY_CONFIG,
-        "max_requests_in_flight_per_learner",
-        "an update begins when the previous one is committed.",
-    ),
-    *_ignored(
-        "framework",
-        _EVERY_CONFIG,
-        "torch_compile_worker",
-        "env runners use a fused inference path that needs no compiler.",
-    ),
-    *_ignored(
-        "framework",
-        _EVERY_CONFIG,
-        "torch_ddp_kwargs",
-        "learners average gradients in one exchange, without DistributedDataParallel.",
-    ),
-    *_ignored(
-        "framework",
-        _EVERY_CONFIG,
-        "torch_skip_nan_gradients",
-        "steps with non-finite gradients are always skipped and counted.",
-    ),
-    *_one_value(
-        "reporting",
-        _EVERY_CONFIG,
-        {"keep_per_episode_custom_metrics": False},
-        'log with metrics_logger.log_value(key, value, reduce="item_series").',
-    ),
-    *_one_value(
-        "fault_tolerance",
-        _EVERY_CONFIG,
-        {"env_runner_health_probe_timeout_s": 30},
-        "heartbeats detect dead env runners; fault_tolerance(env_step_timeout_s=…) detects hung ones.",
-    ),
-    *_ignored(
-        "checkpointing",
-        _EVERY_CONFIG,
-        "export_native_model_files",
-        "modules are always stored as safetensors files.",
-    ),
-    *_one_value(
-        "debugging", _EVERY_CONFIG, {"log_sys_usage": False}, "use the tools of the operating system."
-    ),
-    *_ignored(
-        "resources",
-        _EVERY_CONFIG,
-        "num_cpus_for_main_process",
-        "processes are not bound to CPUs; see learners(torch_num_threads=…).",
-    ),
-    *_one_value("resources", _EVERY_CONFIG, {"num_gpus": 0}, "set learners(num_gpus_per_learner=…)."),
-    *_ignored(
-        "resources",
-        _EVERY_CONFIG,
-        "placement_strategy",
-        "set in a cluster file which process runs on which machine.",
-    ),
-    *_one_value(
-        "python_environment",
-        _EVERY_CONFIG,
-        {"extra_python_environs_for_driver": {}, "extra_python_environs_for_worker": {}},
-        "set environment variables before Python starts: the processes of a run inherit them.",
-    ),
-    *_one_value(
-        "experimental",
-        _EVERY_CONFIG,
-        {"_use_msgpack_checkpoints": False},
-        "checkpoints are JSON and safetensors.",
-    ),
-    *_one_value(
-        "experimental",
-        _EVERY_CONFIG,
-        {"_torch_grad_scaler_class": None},
-        "set framework(torch_amp_dtype='bfloat16'), which needs no scaling of losses.",
-    ),
-    *_one_value(
-        "experimental",
-        _EVERY_CONFIG,
-        {"_torch_lr_scheduler_classes": None},
-        "give training(lr=[(0, v0), (t1, v1), …]), or step a scheduler in after_gradient_based_update of your own "
-        "Learner class.",
-    ),
-    *_ignored("learners", _EVERY_CONFIG, _AGGREGATOR_SETTINGS, _NO_AGGREGATORS),
-    *_ignored("training", _EVERY_CONFIG, _AGGREGATOR_SETTINGS, _NO_AGGREGATORS),
-    *_ignored(
-        "learners",
-        _EVERY_CONFIG,
-        "custom_resources_per_learner",
-        "name each learner's machine in the cluster file.",
-    ),
-    *_ignored(
-        "evaluation",
-        _EVERY_CONFIG,
+_Place = tuple[str, str]  # name of the config class, and of its setter
+
+_IGNORED: dict[_Place, dict[str, str]] = {
+    (_EVERY_CONFIG, "env_runners"): {
+        "use_env_runner_state_server env_runner_state_server_max_concurrency": (
+            "env runners receive new weights from the broker, one copy for each machine."
+        ),
+        "exploration_config": "modules explore in forward_exploration; DQN has training(epsilon=…).",
+        "create_local_env_runner create_env_on_local_worker": (
+            "the driver has an env runner only if there are no others."
+        ),
+        "num_cpus_per_env_runner": "processes are not bound to CPUs; see learners(torch_num_threads=…).",
+        "num_gpus_per_env_runner": "env runners act on the CPU.",
+        "custom_resources_per_env_runner": "name each runner's machine in the cluster file.",
+        "validate_env_runners_after_construction": "an env runner that cannot be constructed always fails at once.",
+        "max_requests_in_flight_per_env_runner": (
+            "the broker assigns the whole batch in advance, so no env runner waits for a request."
+        ),
+        "compress_observations": "observations are sent uncompressed and without a copy.",
+        "episodes_to_numpy": "sampled episodes always consist of numpy arrays.",
+    },
+    (_EVERY_CONFIG, "environment"): {
+        "action_mask_key": "name that part of the observation space 'action_mask'.",
+    },
+    (_EVERY_CONFIG, "learners"): {
+        "num_cpus_per_learner": "set learners(torch_num_threads=…).",
+        "max_requests_in_flight_per_learner": "an update begins when the previous one is committed.",
+        "num_aggregator_actors_per_learner max_requests_in_flight_per_aggregator_actor": _NO_AGGREGATORS,
+        "custom_resources_per_learner": "name each learner's machine in the cluster file.",
+    },
+    (_EVERY_CONFIG, "framework"): {
+        "torch_compile_worker": "env runners use a fused inference path that needs no compiler.",
+        "torch_ddp_kwargs": "learners average gradients in one exchange, without DistributedDataParallel.",
+        "torch_skip_nan_gradients": "steps with non-finite gradients are always skipped and counted.",
+    },
+    (_EVERY_CONFIG, "checkpointing"): {
+        "export_native_model_files": "modules are always stored as safetensors files.",
+    },
+    (_EVERY_CONFIG, "resources"): {
+        "num_cpus_for_main_process": "processes are not bound to CPUs; see learners(torch_num_threads=…).",
+        "placement_strategy": "set in a cluster file which process runs on which machine.",
+    },
+    (_EVERY_CONFIG, "training"): {
+        "num_aggregator_actors_per_learner max_requests_in_flight_per_aggregator_actor": _NO_AGGREGATORS,
+    },
+    (_EVERY_CONFIG, "evaluation"): {
         "num_offline_eval_runners num_cpus_per_offline_eval_runner num_gpus_per_offline_eval_runner "
-        "custom_resources_per_offline_eval_runner",
-        _ON_DATA,
+        "custom_resources_per_offline_eval_runner offline_evaluation_timeout_s "
+        "offline_eval_rl_module_inference_only ope_split_batch_by_episode": _ON_DATA,
+    },
+    ("IMPALAConfig", "training"): {
+        "broadcast_interval": f"new weights are sent after every update; {_STALENESS}",
+        "learner_queue_size": _STALENESS,
+        "num_aggregation_workers": _NO_AGGREGATORS,
+        "num_gpu_loader_threads timeout_s_sampler_manager timeout_s_aggregator_manager learner_queue_timeout": _QUEUES,
+        "opt_type decay momentum epsilon _separate_vf_optimizer _lr_vf": (
+            "the optimizer is Adam; override configure_optimizers_for_module in your own Learner class."
+        ),
+        "num_multi_gpu_tower_stacks minibatch_buffer_size replay_buffer_num_slots": (
+            "learners(num_learners=…, num_gpus_per_learner=…) trains on several GPUs; APPO has a circular buffer."
+        ),
+    },
+    ("APPOConfig", "training"): {
+        "simple_queue_size": _STALENESS,
+        "use_gae lambda_ target_worker_clipping": (
+            "advantages are V-trace's; training(clip_param=…, vtrace_clip_rho_threshold=…) bounds the ratios."
+        ),
+    },
+    ("DQNConfig", "training"): {
+        "hiddens": "set the heads' layers with rl_module(model_config={'head_fcnet_hiddens': […]}).",
+        "adam_epsilon": "override configure_optimizers_for_module in your own Learner class.",
+        "before_learn_on_batch": "change batches in a piece of training(learner_connector=…).",
+        "categorical_distribution_temperature": "explore with training(epsilon=…).",
+    },
+    ("SACConfig", "training"): {
+        "q_model_config policy_model_config": _NETWORKS,
+        "optimization_config": "set training(actor_lr=…, critic_lr=…, alpha_lr=…).",
+        "_deterministic_loss _use_beta_distribution": (
+            "policies are squashed Gaussians; a module with another action distribution is your own class."
+        ),
+    },
+    (_EVERY_CONFIG, "offline_data"): {
+        "input_read_episodes input_read_sample_batches": "a file's columns tell what it holds.",
+        "materialize_data materialize_mapped_data input_read_method_kwargs input_read_batch_size "
+        "map_batches_kwargs iter_batches_kwargs prelearner_buffer_kwargs prelearner_module_synch_period "
+        "shuffle_buffer_size offline_sampling": _NO_RAY_DATA,
+        "postprocess_inputs": "MARWIL's learner computes returns of whole episodes with the current values.",
+        "input_config input_compress_columns": _SHARDS,
+        "input_filesystem_kwargs output_filesystem_kwargs": "shards are in directories: mount or copy the files.",
+        "ignore_final_observation": "episodes are recorded with their last observation.",
+        "output_write_method_kwargs output_compress_columns output_config": (
+            "episodes are written as shards, uncompressed, with a checksum."
+        ),
+        "output_max_file_size": "set offline_data(output_max_rows_per_file=…).",
+    },
+}
+"""Names -> what to do instead, of settings whose value RLlib does not read, or that cannot change what is learned."""
+
+_ONE_VALUE: dict[_Place, list[tuple[dict[str, Any], str]]] = {
+    (_EVERY_CONFIG, "training"): [
+        ({"lr_schedule": None}, "give training(lr=[(0, v0), (t1, v1), …])."),
+    ],
+    (_EVERY_CONFIG, "env_runners"): [
+        (
+            {"observation_filter": "NoFilter"},
+            "env_runners(env_to_module_connector=lambda env, spaces, device: MeanStdFilter()).",
+        ),
+        (
+            {"broadcast_env_runner_states": True},
+            "set env_runners(merge_env_runner_states=False) to keep them apart.",
+        ),
+    ],
+    (_EVERY_CONFIG, "environment"): [
+        ({"render_env": False}, "give environment(env_config={'render_mode': 'human'})."),
+    ],
+    (_EVERY_CONFIG, "reporting"): [
+        (
+            {"keep_per_episode_custom_metrics": False},
+            'log with metrics_logger.log_value(key, value, reduce="item_series").',
+        ),
+    ],
+    (_EVERY_CONFIG, "fault_tolerance"): [
+        (
+            {"env_runner_health_probe_timeout_s": 30},
+            "heartbeats detect dead env runners; fault_tolerance(env_step_timeout_s=…) detects hung ones.",
+        ),
+    ],
+    (_EVERY_CONFIG, "debugging"): [
+        ({"log_sys_usage": False}, "use the tools of the operating system."),
+    ],
+    (_EVERY_CONFIG, "resources"): [
+        ({"num_gpus": 0}, "set learners(num_gpus_per_learner=…)."),
+    ],
+    (_EVERY_CONFIG, "python_environment"): [
+        (
+            {"extra_python_environs_for_driver": {}, "extra_python_environs_for_worker": {}},
+            "set environment variables before Python starts: the processes of a run inherit them.",
+        ),
+    ],
+    (_EVERY_CONFIG, "experimental"): [
+        ({"_use_msgpack_checkpoints": False}, "checkpoints are JSON and safetensors."),
+        (
+            {"_torch_grad_scaler_class": None},
+            "set framework(torch_amp_dtype='bfloat16'), which needs no scaling of losses.",
+        ),
+        (
+            {"_torch_lr_scheduler_classes": None},
+            "give training(lr=[(0, v0), (t1, v1), …]), or step a scheduler in after_gradient_based_update of your own "
+            "Learner class.",
+        ),
+    ],
+    (_EVERY_CONFIG, "evaluation"): [
+        (
+            {
+                "offline_loss_for_module_fn": None,
+                "offline_eval_runner_class": None,
+                "off_policy_estimation_methods": {},
+            },
+            _ON_DATA,
+        ),
+    ],
+    ("IMPALAConfig", "training"): [
+        ({"replay_proportion": 0.0}, "use APPO, whose circular buffer trains on batches several times."),
+        ({"entropy_coeff_schedule": None}, "give training(entropy_coeff=[(0, v0), (t1, v1), …])."),
+    ],
+    ("IMPALAConfig", "debugging"): [
+        (
+            {"_env_runners_only": False, "_skip_learners": False},
+            "results name the limit of a run under 'bottleneck', and debugging(trace=…) shows where time goes.",
+        ),
+    ],
+    ("APPOConfig", "training"): [
+        ({"use_critic": True}, "APPO always trains a value function."),
+    ],
+    ("OffPolicyConfig", "training"): [
+        ({"store_buffer_in_checkpoints": False}, "set checkpointing(checkpoint_replay=True)."),
+    ],
+    ("SACConfig", "training"): [
+        ({"clip_actions": False}, "set environment(clip_actions=…) instead."),
+    ],
+    ("CQLConfig", "training"): [
+        ({"lagrangian": False, "lagrangian_thresh": 5.0}, "set min_q_weight."),
+    ],
+    ("BCConfig", "training"): [
+        ({"beta": 0.0}, "use MARWILConfig, which weights steps by their advantages."),
+    ],
+    (_EVERY_CONFIG, "offline_data"): [
+        ({"input_read_method": None, "input_read_schema": {}}, _SHARDS),
+        (
+            {"input_filesystem": None, "output_filesystem": None},
+            "shards are in directories: mount or copy the files.",
+        ),
+        (
+            {"offline_data_class": None, "prelearner_class": None, "prelearner_buffer_class": None},
+            _OWN_LEARNER_CODE,
+        ),
+        (
+            {"prelearner_use_recorded_module_states": False},
+            "sequences begin with the module's initial state.",
+        ),
+        (
+            {"output_write_episodes": True, "output_write_method": "write_parquet"},
+            "episodes are written as shards, which `rlzmq inspect` and rlzmq.replay read.",
+        ),
+    ],
+}
+"""Names with RLlib's defaults, the only values that agree with what this library does, and what to do instead."""
+
+_RENAMED: dict[_Place, dict[str, str]] = {
+    (_EVERY_CONFIG, "training"): {
+        "num_sgd_iter": "num_epochs",
+        "sgd_minibatch_size": "minibatch_size",
+        "model": "model_config",
+    },
+    (_EVERY_CONFIG, "rl_module"): {"model_config_dict": "model_config"},
+    ("APPOConfig", "training"): {"target_update_frequency": "target_network_update_freq"},
+}
+"""RLlib's names -> the settings here that take their values."""
+
+RLLIB_ONLY: tuple[RLlibOnly, ...] = (
+    *(
+        RLlibOnly(setter, config, name, instead, None)
+        for (config, setter), rows in _IGNORED.items()
+        for names, instead in rows.items()
+        for name in names.split()
     ),
-    *_one_value(
-        "evaluation",
-        _EVERY_CONFIG,
-        {
-            "offline_loss_for_module_fn": None,
-            "offline_eval_runner_class": None,
-            "off_policy_estimation_methods": {},
-        },
-        _ON_DATA,
+    *(
+        RLlibOnly(setter, config, name, instead, (value,))
+        for (config, setter), rows_with_values in _ONE_VALUE.items()
+        for values, instead in rows_with_values
+        for name, value in values.items()
     ),
-    *_ignored(
-        "evaluation",
-        _EVERY_CONFIG,
-        "offline_evaluation_timeout_s offline_eval_rl_module_inference_only ope_split_batch_by_episode",
-        _ON_DATA,
-    ),
-    # -- IMPALA and APPO ------------------------------------------------------------------------
-    *_ignored(
-        "training",
-        "IMPALAConfig",
-        "broadcast_interval",
-        f"new weights are sent after every update; {_STALENESS}",
-    ),
-    *_ignored("training", "APPOConfig", "simple_queue_size", _STALENESS),
-    *_ignored("training", "IMPALAConfig", "learner_queue_size", _STALENESS),
-    *_one_value(
-        "training",
-        "IMPALAConfig",
-        {"replay_proportion": 0.0},
-        "use APPO, whose circular buffer trains on batches several times.",
-    ),
-    *_one_value(
-        "training",
-        "IMPALAConfig",
-        {"entropy_coeff_schedule": None},
-        "give training(entropy_coeff=[(0, v0), (t1, v1), …]).",
-    ),
-    *_ignored("training", "IMPALAConfig", "num_aggregation_workers", _NO_AGGREGATORS),
-    *_ignored(
-        "training",
-        "IMPALAConfig",
-        "num_gpu_loader_threads timeout_s_sampler_manager timeout_s_aggregator_manager learner_queue_timeout",
-        _QUEUES,
-    ),
-    *_ignored(
-        "training",
-        "IMPALAConfig",
-        "opt_type decay momentum epsilon _separate_vf_optimizer _lr_vf",
-        "the optimizer is Adam; override configure_optimizers_for_module in your own Learner class.",
-    ),
-    *_ignored(
-        "training",
-        "IMPALAConfig",
-        "num_multi_gpu_tower_stacks minibatch_buffer_size replay_buffer_num_slots",
-        "learners(num_learners=…, num_gpus_per_learner=…) trains on several GPUs; APPO has a circular buffer.",
-    ),
-    *_one_value(
-        "debugging",
-        "IMPALAConfig",
-        {"_env_runners_only": False, "_skip_learners": False},
-        "results name the limit of a run under 'bottleneck', and debugging(trace=…) shows where time goes.",
-    ),
-    *_ignored(
-        "training",
-        "APPOConfig",
-        "use_gae lambda_ target_worker_clipping",
-        "advantages are V-trace's; training(clip_param=…, vtrace_clip_rho_threshold=…) bounds the ratios.",
-    ),
-    *_one_value("training", "APPOConfig", {"use_critic": True}, "APPO always trains a value function."),
-    *_renamed("training", "APPOConfig", {"target_update_frequency": "target_network_update_freq"}),
-    # -- DQN, SAC, TQC --------------------------------------------------------------------------
-    *_one_value(
-        "training",
-        "OffPolicyConfig",
-        {"store_buffer_in_checkpoints": False},
-        "set checkpointing(checkpoint_replay=True).",
-    ),
-    *_ignored(
-        "training",
-        "DQNConfig",
-        "hiddens",
-        "set the heads' layers with rl_module(model_config={'head_fcnet_hiddens': […]}).",
-    ),
-    *_ignored(
-        "training",
-        "DQNConfig",
-        "adam_epsilon",
-        "override configure_optimizers_for_module in your own Learner class.",
-    ),
-    *_ignored(
-        "training",
-        "DQNConfig",
-        "before_learn_on_batch",
-        "change batches in a piece of training(learner_connector=…).",
-    ),
-    *_ignored(
-        "training", "DQNConfig", "categorical_distribution_temperature", "explore with training(epsilon=…)."
-    ),
-    *_ignored("training", "SACConfig", "q_model_config policy_model_config", _NETWORKS),
-    *_ignored(
-        "training",
-        "SACConfig",
-        "optimization_config",
-        "set training(actor_lr=…, critic_lr=…, alpha_lr=…).",
-    ),
-    *_ignored(
-        "training",
-        "SACConfig",
-        "_deterministic_loss _use_beta_distribution",
-        "policies are squashed Gaussians; a module with another action distribution is your own class.",
-    ),
-    *_one_value("training", "SACConfig", {"clip_actions": False}, "set environment(clip_actions=…) instead."),
-    # -- recorded data --------------------------------------------------------------------------
-    *_one_value(
-        "training", "CQLConfig", {"lagrangian": False, "lagrangian_thresh": 5.0}, "set min_q_weight."
-    ),
-    *_one_value(
-        "training",
-        "BCConfig",
-        {"beta": 0.0},
-        "use MARWILConfig, which weights steps by their advantages.",
-    ),
-    *_one_value("offline_data", _EVERY_CONFIG, {"input_read_method": None}, _SHARDS),
-    *_ignored(
-        "offline_data",
-        _EVERY_CONFIG,
-        "input_read_episodes input_read_sample_batches",
-        "a file's columns tell what it holds.",
-    ),
-    *_ignored("offline_data", _EVERY_CONFIG, "materialize_data materialize_mapped_data", _NO_RAY_DATA),
-    *_ignored(
-        "offline_data",
-        _EVERY_CONFIG,
-        "postprocess_inputs",
-        "MARWIL's learner computes returns of whole episodes with the current values.",
-    ),
-    *_ignored(
-        "offline_data",
-        _EVERY_CONFIG,
-        "input_read_method_kwargs input_read_batch_size map_batches_kwargs iter_batches_kwargs "
-        "prelearner_buffer_kwargs prelearner_module_synch_period shuffle_buffer_size offline_sampling",
-        _NO_RAY_DATA,
-    ),
-    *_one_value("offline_data", _EVERY_CONFIG, {"input_read_schema": {}}, _SHARDS),
-    *_ignored(
-        "offline_data",
-        _EVERY_CONFIG,
-        "input_config input_compress_columns",
-        _SHARDS,
-    ),
-    *_one_value(
-        "offline_data",
-        _EVERY_CONFIG,
-        {"input_filesystem": None, "output_filesystem": None},
-        "shards are in directories: mount or copy the files.",
-    ),
-    *_ignored(
-        "offline_data",
-        _EVERY_CONFIG,
-        "input_filesystem_kwargs output_filesystem_kwargs",
-        "shards are in directories: mount or copy the files.",
-    ),
-    *_ignored(
-        "offline_data",
-        _EVERY_CONFIG,
-        "ignore_final_observation",
-        "episodes are recorded with their last observation.",
-    ),
-    *_one_value(
-        "offline_data",
-        _EVERY_CONFIG,
-        {"offline_data_class": None, "prelearner_class": None, "prelearner_buffer_class": None},
-        _OWN_LEARNER_CODE,
-    ),
-    *_one_value(
-        "offline_data",
-        _EVERY_CONFIG,
-        {"prelearner_use_recorded_module_states": False},
-        "sequences begin with the module's initial state.",
-    ),
-    *_one_value(
-        "offline_data",
-        _EVERY_CONFIG,
-        {"output_write_episodes": True, "output_write_method": "write_parquet"},
-        "episodes are written as shards, which `rlzmq inspect` and rlzmq.replay read.",
-    ),
-    *_ignored(
-        "offline_data",
-        _EVERY_CONFIG,
-        "output_write_method_kwargs output_compress_columns output_config",
-        "episodes are written as shards, uncompressed, with a checksum.",
-    ),
-    *_ignored(
-        "offline_data",
-        _EVERY_CONFIG,
-        "output_max_file_size",
-        "set offline_data(output_max_rows_per_file=…).",
+    *(
+        RLlibOnly(setter, config, name, f"set {here}.", None, here)
+        for (config, setter), renamed_here in _RENAMED.items()
+        for name, here in renamed_here.items()
     ),
 )
 """Every such argument; the first row that fits a config counts."""

@@ -295,22 +295,9 @@ def sample_from(function: Callable[..., Any]) -> Any:
 
 
 SEARCH_FUNCTIONS: dict[str, Callable[..., Any]] = {
-    function.__name__: function
-    for function in (
-        grid_search,
-        choice,
-        uniform,
-        quniform,
-        loguniform,
-        qloguniform,
-        randint,
-        qrandint,
-        lograndint,
-        qlograndint,
-        randn,
-        qrandn,
-        sample_from,
-    )
+    name: function
+    for name, function in list(globals().items())
+    if name in __all__ and inspect.isfunction(function)
 }
 """The functions that create search objects, by name."""
 

@@ -9,25 +9,7 @@ from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
-from rlzmq.config.groups import (
-    CallbacksSettings,
-    CheckpointingSettings,
-    DebuggingSettings,
-    EnvironmentSettings,
-    EnvRunnersSettings,
-    EvaluationSettings,
-    ExperimentalSettings,
-    FaultToleranceSettings,
-    FrameworkSettings,
-    LearnersSettings,
-    MultiAgentSettings,
-    NetworkingSettings,
-    OfflineDataSettings,
-    ReportingSettings,
-    RLModuleSettings,
-    StateSettings,
-    TrainingSettings,
-)
+from rlzmq.config.groups import AllSettings
 from rlzmq.config.plain import (
     CONFIG_TAG,
     copy_value,
@@ -168,26 +150,7 @@ class _DeclaresSettings(SignatureOfInit):
             return config
 
 
-class ConfigValues(
-    EnvironmentSettings,
-    EnvRunnersSettings,
-    LearnersSettings,
-    TrainingSettings,
-    EvaluationSettings,
-    ReportingSettings,
-    MultiAgentSettings,
-    RLModuleSettings,
-    CallbacksSettings,
-    FaultToleranceSettings,
-    NetworkingSettings,
-    CheckpointingSettings,
-    DebuggingSettings,
-    OfflineDataSettings,
-    FrameworkSettings,
-    ExperimentalSettings,
-    StateSettings,
-    metaclass=_DeclaresSettings,
-):
+class ConfigValues(AllSettings, metaclass=_DeclaresSettings):
     """All settings of a run. Each one is checked when it is set.
 
     A subclass adds settings by inheriting groups or by assigning them in its ``__init__``. `_defaults` contains the
