@@ -55,17 +55,14 @@ class ServeMetrics:
         self.registry = registry = CollectorRegistry()
         self._requests = Counter(
             "rlzmq_serve_requests",
-            "Answered requests, by interface and HTTP code.",
-            ("interface", "code"),
+            "Answered requests, by HTTP code.",
+            ("code",),
             registry=registry,
         )
-        self._errors = Counter(
-            "rlzmq_serve_errors", "Requests answered by an error.", ("interface",), registry=registry
-        )
+        self._errors = Counter("rlzmq_serve_errors", "Requests answered by an error.", registry=registry)
         self._latency_s = Histogram(
             "rlzmq_serve_latency_seconds",
             "Time from a request's arrival to its answer.",
-            ("interface",),
             buckets=_LATENCY_S,
             registry=registry,
         )
@@ -92,18 +89,17 @@ class ServeMetrics:
         for result in ("loaded", "skipped"):
             self.reloads.labels(result)  # a rate needs a value before the first one
 
-    def answered(self, interface: str, code: int, latency_s: float) -> None:
+    def answered(self, code: int, latency_s: float) -> None:
         """Count a request.
 
         Args:
-            interface: "http".
             code: As in HTTP: 200, 400 a malformed request, 404 an unknown module, 503 overloaded, 500 an error.
             latency_s: Time from its arrival to its answer.
         """
-        self._requests.labels(interface, code).inc()
+        self._requests.labels(code).inc()
         if code != 200:
-            self._errors.labels(interface).inc()
-        self._latency_s.labels(interface).observe(latency_s)
+            self._errors.inc()
+        self._latency_s.observe(latency_s)
 
     def serves(self, checkpoint: str) -> None:
         """Record the name of the served checkpoint."""

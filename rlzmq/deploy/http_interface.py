@@ -21,17 +21,21 @@ from collections.abc import Callable, Collection, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-import numpy.typing as npt
-
 from rlzmq.core.errors import ConfigurationError
 from rlzmq.core.imports import import_optional
 from rlzmq.core.synonyms import did_you_mean
 from rlzmq.core.tree import tree_map
 from rlzmq.deploy.batcher import Batcher, OverloadedError, ServeMetrics
 from rlzmq.deploy.export import describe
-from rlzmq.deploy.served_checkpoint import ServedCheckpoint
-from rlzmq.deploy.served_policy import Arrays, RequestError, ServedPolicy, rows_from_json, values_from_json
+from rlzmq.deploy.served_policy import (
+    Arrays,
+    RequestError,
+    ServedCheckpoint,
+    ServedPolicy,
+    rewards_from_json,
+    rows_from_json,
+    values_from_json,
+)
 from rlzmq.net.http_server import RequestFilter, host_name
 
 if TYPE_CHECKING:
@@ -164,7 +168,7 @@ class HttpInterface:
         async def act(request: Request) -> Response:
             arrived = time.perf_counter()
             code, answer = await self._act(await request.body())
-            self._metrics.answered("http", code, time.perf_counter() - arrived)
+            self._metrics.answered(code, time.perf_counter() - arrived)
             headers = {"retry-after": "1"} if code == 503 else None
             return Response(answer, code, headers, media_type="application/json")
 
@@ -285,25 +289,14 @@ def _inputs(policy: ServedPolicy, call: Mapping[str, Any]) -> tuple[bool, Arrays
     if not isinstance(observations, list) or not observations:
         raise RequestError("observations: expected a list of at least one observation")
     leaves = rows_from_json(policy.observation_space, observations, where)
-    rewards: npt.NDArray[Any] | None = None
     given = call.get("reward" if is_one else "rewards")
-    if given is not None:
-        rewards = _rewards([given] if is_one else given)
-        if not policy.reads_rewards:
-            rewards = None
+    rewards = None if given is None else rewards_from_json([given] if is_one else given, len(observations))
     state = call.get("state_in")
     if state is not None:
         if is_one and isinstance(state, dict):
             state = {name: [value] for name, value in state.items()}
         state = values_from_json(policy.states, state, len(observations), "state_in")
     return is_one, policy.inputs_of(leaves, rewards, state)
-
-
-def _rewards(given: object) -> npt.NDArray[np.float32]:
-    if not isinstance(given, list) or any(type(each) not in (int, float) for each in given):
-        raise RequestError("rewards: expected a list of numbers (reward: one number)")
-    with np.errstate(over="ignore"):
-        return np.asarray(given, np.float64).astype(np.float32)
 
 
 def _answer(policy: ServedPolicy, outputs: Arrays, is_one: bool) -> dict[str, Any]:

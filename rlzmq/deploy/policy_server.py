@@ -21,7 +21,7 @@ from rlzmq.algorithms.policy import Policy
 from rlzmq.core.errors import ClosedError
 from rlzmq.deploy.batcher import Batcher, ServeMetrics
 from rlzmq.deploy.http_interface import HttpInterface
-from rlzmq.deploy.served_checkpoint import CheckpointSource, ServedCheckpoint
+from rlzmq.deploy.served_policy import CheckpointSource, ServedCheckpoint
 from rlzmq.driver.synchronous import Forwarded, Synchronous, blocking
 
 __all__ = ["AsyncPolicyServer", "PolicyServer", "load_policies"]

@@ -1,8 +1,7 @@
-"""ServedPolicy: computes the actions of many requests in one forward pass.
+"""ServedPolicy: computes the actions of many requests in one forward pass; ServedCheckpoint: those of a checkpoint.
 
-Requests of several clients share a forward pass, so they are checked first: structure, shape and dtype of each on its
-arrival (`fitting_rows`, `fitting_values`); then, for all rows of the forward pass at once, that numbers are finite and
-discrete values, which modules use as indices, in their range (`check_rows`).
+Requests of several clients share a forward pass, so each is checked on its arrival (`rows_from_json`): structure, shape
+and dtype, that numbers are finite, and discrete values, which modules use as indices, in their range.
 
     observation, reward, state ─► episode of the last steps ─► the policy's pipelines ─► the env's action
                                             └─► the last steps, with this one ─► next state
@@ -14,7 +13,9 @@ Python, so it is slower, and it cannot be exported.
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import gymnasium as gym
@@ -23,13 +24,24 @@ import numpy.typing as npt
 import torch
 
 from rlzmq.algorithms.policy import Policy
-from rlzmq.core.errors import ConfigurationError
-from rlzmq.core.printable import cut
-from rlzmq.core.spaces import leaf_spaces
+from rlzmq.core.checkpoint import read_manifest
+from rlzmq.core.checkpoint_series import checkpoints_at
+from rlzmq.core.errors import CheckpointError, ConfigurationError
+from rlzmq.core.printable import cut, printable
+from rlzmq.core.synonyms import did_you_mean
 from rlzmq.core.tree import tree_flatten, tree_leaves, tree_map, tree_stack, tree_unstack
-from rlzmq.deploy.policy_graph import FlatPolicyGraph, GraphOutputs, PolicyGraph, Port, zeros_of
+from rlzmq.deploy.export import FlatPolicyGraph, GraphOutputs, PolicyGraph, Port, zeros_of
 
-__all__ = ["Arrays", "RequestError", "ServedPolicy", "check_rows", "rows_from_json", "values_from_json"]
+__all__ = [
+    "Arrays",
+    "CheckpointSource",
+    "RequestError",
+    "ServedCheckpoint",
+    "ServedPolicy",
+    "rewards_from_json",
+    "rows_from_json",
+    "values_from_json",
+]
 
 
 _Array = npt.NDArray[Any]
@@ -86,72 +98,46 @@ def values_from_json(ports: Sequence[Port], values: object, num_rows: int, where
     for name, port in zip(names, ports, strict=True):
         if not isinstance(values[name], list):
             raise RequestError(f"{where}.{name}: expected a list, got {_kind(values[name])}")
-        found.append(
-            fitting_values(port, _numbers(values[name], f"{where}.{name}"), num_rows, f"{where}.{name}")
-        )
+        array = _numbers(values[name], f"{where}.{name}")
+        if array.shape != (num_rows, *port.shape):
+            raise RequestError(f"{where}.{name}: expected shape {(num_rows, *port.shape)}, got {array.shape}")
+        found.append(_as_dtype(array, port.dtype, f"{where}.{name}"))
     return found
 
 
 def _checked_rows(space: gym.Space[Any], array: _Array, where: str) -> _Array:
-    array = fitting_rows(space, array, where)
-    check_rows(space, array, where)
-    return array
-
-
-def fitting_rows(space: gym.Space[Any], array: _Array, where: str) -> _Array:
-    """Return N values of a space without parts, in the space's dtype. Their values are not checked.
-
-    Args:
-        space: Box, Discrete, MultiDiscrete or MultiBinary.
-        array: ``[N, ...]`` of any numbers.
-        where: Name of the array in error messages.
-
-    Raises:
-        RequestError: The shape or dtype is wrong.
-    """
+    """Return N values of a space without parts, ``[N, ...]``, in the space's dtype."""
     shape = tuple(space.shape or ())
     if array.ndim == 0 or array.shape[1:] != shape:
         raise RequestError(
             f"{where}: expected shape {shape}, got {array.shape[1:]}; the space is {_shown(space)}"
         )
     assert space.dtype is not None
-    return _as_dtype(array, space.dtype, where)
-
-
-def check_rows(space: gym.Space[Any], array: _Array, where: str) -> None:
-    """Check the values of an array from `fitting_rows`.
-
-    Raises:
-        RequestError: A number is not finite, or a discrete value is out of range.
-    """
-    check_finite(array, where)
+    array = _as_dtype(array, space.dtype, where)
     if isinstance(space, gym.spaces.Discrete):
         _check_range(array, space.start, space.start + space.n - 1, space, where)
     elif isinstance(space, gym.spaces.MultiDiscrete):
         _check_range(array, space.start, space.start + space.nvec - 1, space, where)
     elif isinstance(space, gym.spaces.MultiBinary):
         _check_range(array, 0, 1, space, where)
+    return array
 
 
-def check_finite(array: _Array, where: str) -> None:
-    """Raise a RequestError if a number is not finite."""
-    if array.dtype.kind == "f" and not np.isfinite(array).all():
-        raise RequestError(f"{where}: expected finite numbers of dtype {array.dtype}")
-
-
-def fitting_values(port: Port, array: _Array, num_rows: int, where: str) -> _Array:
-    """Return a port's array ``[N, ...]``, converted to its dtype.
+def rewards_from_json(values: object, num_rows: int) -> _Array:
+    """Return N rewards, ``[N]``, as float32.
 
     Raises:
-        RequestError: The shape or dtype is wrong.
+        RequestError: They are not a list of N finite numbers.
     """
-    if array.shape != (num_rows, *port.shape):
-        raise RequestError(f"{where}: expected shape {(num_rows, *port.shape)}, got {array.shape}")
-    return _as_dtype(array, port.dtype, where)
+    if not isinstance(values, list) or any(type(each) not in (int, float) for each in values):
+        raise RequestError("rewards: expected a list of numbers (reward: one number)")
+    if len(values) != num_rows:
+        raise RequestError(f"rewards: expected {num_rows} numbers, got {len(values)}")
+    return _as_dtype(np.asarray(values, np.float64), np.dtype(np.float32), "rewards")
 
 
 def _as_dtype(array: _Array, dtype: np.dtype[Any], where: str) -> _Array:
-    """Return the same numbers in another dtype."""
+    """Return the same numbers, which are finite, in another dtype."""
     if array.dtype != dtype:
         if array.dtype.kind not in "biuf":
             raise RequestError(f"{where}: expected numbers of dtype {dtype}, got {array.dtype}")
@@ -161,6 +147,8 @@ def _as_dtype(array: _Array, dtype: np.dtype[Any], where: str) -> _Array:
         else:
             _check_fits(array, dtype, where)
             array = array.astype(dtype)
+    if dtype.kind == "f" and not np.isfinite(array).all():
+        raise RequestError(f"{where}: expected finite numbers of dtype {dtype}")
     return array
 
 
@@ -319,8 +307,6 @@ _log = logging.getLogger("rlzmq.serve")
 Arrays = list[npt.NDArray[Any]]
 """Arrays ``[N, ...]`` of N rows, each a step of a different episode."""
 
-_REWARDS = Port("rewards", np.dtype(np.float32), ())
-
 
 class ServedPolicy:
     """A policy of one agent that maps the arrays of requests to the arrays of answers.
@@ -358,7 +344,6 @@ class ServedPolicy:
         self.states: list[Port] = [
             port for port in self.graph.inputs if port.name.partition(".")[0] == "state"
         ]
-        self._leaf_spaces = leaf_spaces(self.observation_space)
         self._initial_state = tree_leaves(inner.initial_state) if inner.initial_state else []
         kinds = [port.name.partition(".")[0] for port in self.graph.outputs]
         self._is_answer = [kind in ("actions", "next_state") for kind in kinds]
@@ -378,76 +363,38 @@ class ServedPolicy:
     def inputs_of(
         self, observations: Arrays, rewards: npt.NDArray[Any] | None, state: Arrays | None
     ) -> Arrays:
-        """Return a request's arrays, of the right shapes and dtypes, in the order of the graph's inputs.
+        """Return a request's arrays in the order of the graph's inputs.
 
         Args:
-            observations: One array for each of `observations`.
+            observations: See `rows_from_json`.
             rewards: ``[N]``, the rewards of the previous actions; None: 0.
             state: One array for each of `states`; None: the beginning of an episode.
-
-        Raises:
-            RequestError: A shape or dtype is wrong. `compute` checks the values.
         """
-        if len(observations) != len(self._leaf_spaces):
-            raise RequestError(
-                f"expected {len(self._leaf_spaces)} arrays of observations, got {len(observations)}"
-            )
-        inputs = [
-            fitting_rows(space, array, port.name)
-            for space, array, port in zip(self._leaf_spaces, observations, self.observations, strict=True)
-        ]
-        num_rows = len(inputs[0])
-        if num_rows == 0 or any(len(array) != num_rows for array in inputs):
-            raise RequestError(f"expected as many rows in all arrays, got {[len(array) for array in inputs]}")
+        num_rows = len(observations[0])
+        inputs = list(observations)
         if self.reads_rewards:
-            given = np.zeros(num_rows, np.float32) if rewards is None else rewards
-            inputs.append(fitting_values(_REWARDS, given, num_rows, "rewards"))
+            inputs.append(np.zeros(num_rows, np.float32) if rewards is None else rewards)
         if state is None:
-            return inputs + [np.repeat(leaf[None], num_rows, axis=0) for leaf in self._initial_state]
-        if len(state) != len(self.states):
-            raise RequestError(f"expected {len(self.states)} arrays of state, got {len(state)}")
-        return inputs + [
-            fitting_values(port, array, num_rows, port.name)
-            for port, array in zip(self.states, state, strict=True)
-        ]
+            state = [np.repeat(leaf[None], num_rows, axis=0) for leaf in self._initial_state]
+        return inputs + state
 
-    def compute(self, requests: Sequence[Arrays], *, explore: bool) -> list[Arrays | RequestError]:
+    def compute(self, requests: Sequence[Arrays], *, explore: bool) -> list[Arrays]:
         """Return the answers to requests: the leaves of the actions, then those of the next state.
-
-        A request whose values are not finite, or out of range, gets an error, without effect on the others.
 
         Args:
             requests: The inputs of each request, from `inputs_of`.
             explore: Whether to sample from the exploration distribution.
         """
-        joined = [_joined(parts) for parts in zip(*requests, strict=True)]
-        if self._error_in(joined) is not None:
-            errors = [self._error_in(inputs) for inputs in requests]
-            good = [inputs for inputs, error in zip(requests, errors, strict=True) if error is None]
-            computed = iter(self.compute(good, explore=explore) if good else ())
-            return [next(computed) if error is None else error for error in errors]
-        answers = self._act(joined, explore=explore)
+        answers = self._act([_joined(parts) for parts in zip(*requests, strict=True)], explore=explore)
         if len(requests) == 1:
             return [answers]
-        split: list[Arrays | RequestError] = []
+        split: list[Arrays] = []
         first = 0
         for inputs in requests:
             last = first + len(inputs[0])
             split.append([array[first:last] for array in answers])
             first = last
         return split
-
-    def _error_in(self, inputs: Arrays) -> RequestError | None:
-        """Return what is wrong with the values of inputs; None if nothing is."""
-        try:
-            for index, (port, array) in enumerate(zip(self.graph.inputs, inputs, strict=True)):
-                if index < len(self._leaf_spaces):
-                    check_rows(self._leaf_spaces[index], array, port.name)
-                else:
-                    check_finite(array, port.name)
-        except RequestError as error:
-            return error
-        return None
 
     def nested(self, answer: Arrays) -> tuple[Any, dict[str, npt.NDArray[Any]]]:
         """Return an answer as (tree of actions, next state by name)."""
@@ -490,3 +437,146 @@ def _joined(parts: Sequence[npt.NDArray[Any]]) -> npt.NDArray[Any]:
     buffers: list[Any] = [part if part.flags.c_contiguous else np.array(part, order="C") for part in parts]
     joined: npt.NDArray[Any] = np.frombuffer(bytearray().join(buffers), first.dtype)
     return joined.reshape(-1, *first.shape[1:])
+
+
+_MAX_TRIES = 5
+
+LoadPolicies = Callable[[Path], Sequence[Policy]]
+"""Loads the policies of a checkpoint: one, or one for each agent."""
+
+
+class ServedCheckpoint:
+    """The policies of one checkpoint.
+
+    Attributes:
+        name: The checkpoint's name, e.g. "000120".
+        policies: The served policies.
+
+    Raises:
+        ConfigurationError: There is no policy, or a connector piece cannot be served.
+    """
+
+    def __init__(self, path: Path, policies: Sequence[Policy]) -> None:
+        self.path = path
+        self.name: str = path.name
+        self.policies: list[ServedPolicy] = [ServedPolicy(policy) for policy in policies]
+        if not self.policies:
+            raise ConfigurationError(
+                f"{path}: which module an agent uses depends on the episode: choose one with module_id and agent_id "
+                "(--module, --agent)."
+            )
+
+    def choose(self, module_id: str = "", agent_id: str = "") -> ServedPolicy:
+        """Return the policy of a module or agent; "" stands for any, if there is only one.
+
+        Raises:
+            KeyError: There is no such policy.
+            RequestError: There are several, and none was chosen.
+        """
+        if not module_id and not agent_id:
+            if len(self.policies) > 1:
+                modules = sorted({policy.module_id for policy in self.policies})
+                agents = [policy.agent_id for policy in self.policies]
+                raise RequestError(
+                    f"choose one of the modules {modules} with module, or of the agents {agents} with agent"
+                )
+            return self.policies[0]
+        for policy in self.policies:
+            if module_id in ("", policy.module_id) and agent_id in ("", policy.agent_id):
+                return policy
+        modules = sorted({policy.module_id for policy in self.policies})
+        if module_id not in ("", *modules):
+            raise KeyError(f"no module {module_id[:100]!r}.{did_you_mean(module_id, modules)}")
+        agents = [policy.agent_id for policy in self.policies]
+        if agent_id not in ("", *agents):
+            raise KeyError(f"no agent {agent_id[:100]!r}.{did_you_mean(agent_id, agents)}")
+        raise KeyError(f"agent {agent_id[:100]!r} does not use module {module_id[:100]!r}")
+
+    def check_replaces(self, old: ServedCheckpoint) -> None:
+        """Check that this checkpoint can answer every request that another one answers.
+
+        Raises:
+            CheckpointError: It lacks a policy, or its observations, actions or state differ.
+        """
+        ours = {(policy.module_id, policy.agent_id): policy for policy in self.policies}
+        for policy in old.policies:
+            new = ours.get((policy.module_id, policy.agent_id))
+            what = f"module {policy.module_id!r}" + (
+                f" (agent {policy.agent_id!r})" if policy.agent_id else ""
+            )
+            if new is None:
+                raise CheckpointError(f"it has no {what}")
+            same_spaces = (
+                new.observation_space == policy.observation_space and new.action_space == policy.action_space
+            )
+            if not same_spaces or new.ports != policy.ports:
+                raise CheckpointError(f"{what} has other spaces or another state than the served one")
+
+
+class CheckpointSource:
+    """Finds and loads the newest checkpoint of a path. Its methods block; call one at a time.
+
+    Args:
+        path: A checkpoint, or a directory of a run or of checkpoints.
+        load: See `LoadPolicies`.
+        on_skipped: Called, on the thread of `newer_than`, for each checkpoint that cannot be served.
+    """
+
+    def __init__(
+        self, path: str | Path, load: LoadPolicies, *, on_skipped: Callable[[], None] = lambda: None
+    ) -> None:
+        self._path = path
+        self._load = load
+        self._on_skipped = on_skipped
+        self._current: tuple[str, str] | None = None
+        self._failures: Counter[tuple[str, str]] = Counter()
+
+    def retry(self) -> None:
+        """Let `newer_than` retry all skipped checkpoints."""
+        self._failures.clear()
+
+    def newer_than(self, served: ServedCheckpoint | None) -> ServedCheckpoint | None:
+        """Return the newest complete checkpoint, or None if it was the last one returned.
+
+        A checkpoint that cannot be served is skipped with a warning. It is retried a few times, since it may be an
+        incomplete copy.
+
+        Args:
+            served: The checkpoint to replace; None for the first one, whose errors are raised.
+
+        Raises:
+            CheckpointError, ConfigurationError: `served` is None, and no checkpoint can be served.
+        """
+        first_error: Exception | None = None
+        for candidate in checkpoints_at(self._path):
+            identity = _identity(candidate)
+            if identity == self._current:
+                return None
+            if self._failures.get(identity, 0) >= _MAX_TRIES:
+                continue
+            try:
+                found = ServedCheckpoint(candidate, self._load(candidate))
+                if served is not None:
+                    found.check_replaces(served)
+            except Exception as error:  # whatever the error, the current checkpoint stays in use
+                first_error = first_error or error
+                if identity not in self._failures:
+                    _log.warning("skipped the checkpoint %s: %s", candidate, printable(str(error)))
+                    self._on_skipped()
+                self._failures[identity] += 1
+                continue
+            self._current = identity
+            return found
+        if served is not None:
+            return None
+        if first_error is not None:
+            raise first_error
+        raise CheckpointError(f"{self._path} holds no checkpoint.")
+
+
+def _identity(path: Path) -> tuple[str, str]:
+    """Return a value that changes when another checkpoint is written to the same path."""
+    try:
+        return str(path), str(read_manifest(path)["sha256"])
+    except CheckpointError as error:
+        return str(path), str(error)

@@ -28,8 +28,7 @@ from rlzmq import (
     TorchPiece,
 )
 from rlzmq.cli.main import EXIT_CONFIG, main
-from rlzmq.deploy.export import ExportError, check_against, export_policy
-from rlzmq.deploy.policy_graph import FlatPolicyGraph, PolicyGraph
+from rlzmq.deploy.export import ExportError, FlatPolicyGraph, PolicyGraph, check_against, export_policy
 from rlzmq.envs.examples import MultiAgentCartPole
 
 BOX = gym.spaces.Box(-np.inf, np.inf, (3,), np.float32)
