@@ -161,24 +161,15 @@ class EpisodeColumns:
             and not (neg_index_as_lookback or one_hot_discrete)
         ):
             return items[-1]  # what pieces in env runners read again and again
-        try:
-            return self.observations.get(
-                indices,
-                neg_index_as_lookback=neg_index_as_lookback,
-                fill=fill,
-                one_hot_discrete=one_hot_discrete,
-            )
-        except (IndexError, ValueError, TypeError) as error:
-            raise self._located(error, "observations") from None
+        return self._get(
+            "observations", self.observations, indices, neg_index_as_lookback, fill, one_hot_discrete
+        )
 
     def get_infos(
         self, indices: Indices = None, *, neg_index_as_lookback: bool = False, fill: Any = None
     ) -> Any:
         """Return one info dict or a list of them. See `get_observations`; ``fill`` is used unchanged."""
-        try:
-            return self.infos.get(indices, neg_index_as_lookback=neg_index_as_lookback, fill=fill)
-        except (IndexError, ValueError, TypeError) as error:
-            raise self._located(error, "infos") from None
+        return self._get("infos", self.infos, indices, neg_index_as_lookback, fill)
 
     def get_actions(
         self,
@@ -189,24 +180,13 @@ class EpisodeColumns:
         one_hot_discrete: bool = False,
     ) -> Any:
         """Return one action or several. Arguments, results and errors are those of `get_observations`."""
-        try:
-            return self.actions.get(
-                indices,
-                neg_index_as_lookback=neg_index_as_lookback,
-                fill=fill,
-                one_hot_discrete=one_hot_discrete,
-            )
-        except (IndexError, ValueError, TypeError) as error:
-            raise self._located(error, "actions") from None
+        return self._get("actions", self.actions, indices, neg_index_as_lookback, fill, one_hot_discrete)
 
     def get_rewards(
         self, indices: Indices = None, *, neg_index_as_lookback: bool = False, fill: Any = None
     ) -> Any:
         """Return one reward or several. Arguments, results and errors are those of `get_observations`."""
-        try:
-            return self.rewards.get(indices, neg_index_as_lookback=neg_index_as_lookback, fill=fill)
-        except (IndexError, ValueError, TypeError) as error:
-            raise self._located(error, "rewards") from None
+        return self._get("rewards", self.rewards, indices, neg_index_as_lookback, fill)
 
     def get_extra_model_outputs(
         self,
@@ -222,11 +202,21 @@ class EpisodeColumns:
             KeyError: The episode has no such column.
             IndexError: There is no such time step, and no ``fill``.
         """
-        buffer = self._extra(key)
+        return self._get(key, self._extra(key), indices, neg_index_as_lookback, fill)
+
+    def _get(
+        self,
+        name: str,
+        buffer: InfiniteLookbackBuffer,
+        indices: Indices,
+        neg: bool,
+        fill: object,
+        hot: bool = False,
+    ) -> Any:
         try:
-            return buffer.get(indices, neg_index_as_lookback=neg_index_as_lookback, fill=fill)
+            return buffer.get(indices, neg_index_as_lookback=neg, fill=fill, one_hot_discrete=hot)
         except (IndexError, ValueError, TypeError) as error:
-            raise self._located(error, key) from None
+            raise self._located(error, name) from None
 
     # -- setters --------------------------------------------------------------------------------------
 
@@ -249,12 +239,7 @@ class EpisodeColumns:
         if type(at_indices) is int and at_indices == -1 and items and not neg_index_as_lookback:
             items[-1] = new_data
             return
-        try:
-            self.observations.set(
-                new_data, at_indices=at_indices, neg_index_as_lookback=neg_index_as_lookback
-            )
-        except (IndexError, ValueError, TypeError) as error:
-            raise self._located(error, "observations") from None
+        self._set("observations", self.observations, new_data, at_indices, neg_index_as_lookback)
 
     def set_actions(
         self, *, new_data: Any, at_indices: Indices = None, neg_index_as_lookback: bool = False

@@ -11,7 +11,7 @@ import copy
 import math
 import operator
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, cast
 
 import gymnasium as gym
 import numpy as np
@@ -25,6 +25,7 @@ from rlzmq.core.tree import (
     object_array,
     tree_leaves,
     tree_map,
+    tree_rows,
     tree_stack,
     tree_unstack,
     value_kind,
@@ -32,8 +33,8 @@ from rlzmq.core.tree import (
 
 __all__ = [
     "InfiniteLookbackBuffer",
-    "Span",
     "index_list",
+    "resolve",
     "resolve_int",
     "resolve_slice",
     "same_items",
@@ -61,28 +62,48 @@ def index_list(indices: object) -> list[int] | None:
         return None
 
 
-class Span:
-    """The items of a slice: a slice of existing ones, with fillers on both sides.
+def resolve(
+    indices: object, lookback: int, total: int, neg_index_as_lookback: bool, *, filled: bool = False
+) -> tuple[bool, Sequence[int | None]]:
+    """Return whether the index is one int, and the absolute positions of the items; None stands for a filler.
 
-    Attributes:
-        existing: Python slice into the whole data (including lookback); its bounds are never negative.
-        num_existing: Number of existing items.
-        num_left, num_right: Number of fillers before and after the existing items.
+    Args:
+        indices: None for all items after the lookback part, an int, a list of ints or a slice.
+        lookback: Number of items in the lookback part.
+        total: Number of all items.
+        neg_index_as_lookback: How negative indices count (see the module docstring).
+        filled: Whether items that do not exist are filled.
+
+    Raises:
+        IndexError: An int refers to no item, and `filled` is False.
+        TypeError: The index is of another kind.
     """
-
-    __slots__ = ("existing", "num_existing", "num_left", "num_right")
-
-    def __init__(self, existing: slice, num_existing: int, num_left: int, num_right: int) -> None:
-        self.existing: slice = existing
-        self.num_existing: int = num_existing
-        self.num_left: int = num_left
-        self.num_right: int = num_right
+    if indices is None:
+        return False, range(lookback, total)
+    if isinstance(indices, slice):
+        return False, resolve_slice(indices, lookback, total, neg_index_as_lookback, fill=filled)
+    listed = index_list(indices)
+    positions: list[int | None] = []
+    for index in [_as_index(indices)] if listed is None else listed:
+        position = resolve_int(index, lookback, total, neg_index_as_lookback)
+        if 0 <= position < total:
+            positions.append(position)
+        elif filled:
+            positions.append(None)
+        else:
+            low = -lookback if neg_index_as_lookback else -total
+            raise IndexError(
+                f"index {index} is out of range: expected {low}…{total - lookback - 1} (length {total - lookback}, "
+                f"lookback {lookback}{', neg_index_as_lookback' if neg_index_as_lookback else ''}); fill= gives a "
+                "value for what is not there."
+            )
+    return listed is None, positions
 
 
 def resolve_slice(
     slice_: slice, lookback: int, total: int, neg_index_as_lookback: bool, *, fill: bool = False
-) -> Span:
-    """Return the existing items and the fillers of a slice.
+) -> range | list[int | None]:
+    """Return the positions of a slice's items, which is a range unless there are fillers (None) on its sides.
 
     Args:
         slice_: If ``start`` is None, it is the first item after the lookback part; if ``stop`` is None, it is the
@@ -117,18 +138,16 @@ def resolve_slice(
     first = min(skipped, count)
     num_existing = max(0, min(end, count) - first)
     begin = start + first * step
-    if num_existing:
-        beyond = begin + num_existing * step
-        existing = slice(begin, beyond if beyond >= 0 else None, step)
-    else:
-        existing = slice(0, 0, 1)
+    existing = range(begin, begin + num_existing * step, step) if num_existing else range(0)
     if not fill:
-        return Span(existing, num_existing, 0, 0)
-    if num_existing:
-        return Span(existing, num_existing, first, count - first - num_existing)
-    if (start < 0 and stop < 0) or (start >= total and stop >= total):
-        count = -(-abs(start - stop) // abs(step))
-    return Span(existing, 0, count, 0)
+        return existing
+    num_left, num_right = first, count - first - num_existing
+    if not num_existing:
+        is_beside = (start < 0 and stop < 0) or (start >= total and stop >= total)
+        num_left, num_right = -(-abs(start - stop) // abs(step)) if is_beside else count, 0
+    if not num_left and not num_right:
+        return existing
+    return [*[None] * num_left, *existing, *[None] * num_right]
 
 
 def _bound(bound: int | None, default: int, lookback: int, total: int, neg_index_as_lookback: bool) -> int:
@@ -355,75 +374,39 @@ class InfiniteLookbackBuffer:
                 return items[position]
         if one_hot_discrete and self.space is None:
             raise ValueError("one_hot_discrete=True needs the column's space, which is None.")
-        if type(indices) is int:
-            return self._get_int(indices, neg_index_as_lookback, fill, one_hot_discrete)
-        if indices is None:
-            if not one_hot_discrete:
-                return self._after_lookback()
-            indices = slice(None)
-        if isinstance(indices, slice):
-            return self._get_slice(indices, neg_index_as_lookback, fill, one_hot_discrete)
-        listed = index_list(indices)
-        if listed is not None:
-            return self._get_list(listed, neg_index_as_lookback, fill, one_hot_discrete)
-        return self._get_int(_as_index(indices), neg_index_as_lookback, fill, one_hot_discrete)
+        total = self.len_incl_lookback()
+        is_single, positions = resolve(
+            indices, self.lookback, total, neg_index_as_lookback, filled=fill is not None
+        )
+        if is_single:
+            return self._one(positions[0], fill, one_hot_discrete)
+        return self._several(positions, fill, one_hot_discrete)
 
     def __getitem__(self, indices: int | slice | Sequence[int]) -> Any:
         return self.get(indices)
 
-    def _get_int(self, index: int, neg: bool, fill: object, hot: bool) -> Any:
-        total = self.len_incl_lookback()
-        position = resolve_int(index, self.lookback, total, neg)
-        if 0 <= position < total:
-            item = self._at(position)
-            return one_hot(self.space, item) if hot and self.space is not None else item
-        if fill is None:
-            raise self._no_such_item(index, neg)
-        return self._filler(fill, hot)
+    def _one(self, position: int | None, fill: object, hot: bool) -> Any:
+        """Return the item at an absolute position; None: a filler."""
+        if position is None:
+            return self._filler(fill, hot)
+        item = self._at(position)
+        return one_hot(self.space, item) if hot and self.space is not None else item
 
-    def _get_list(self, listed: list[int], neg: bool, fill: object, hot: bool) -> Any:
-        total, lookback = self.len_incl_lookback(), self.lookback
-        positions = [resolve_int(index, lookback, total, neg) for index in listed]
-        missing = [i for i, position in enumerate(positions) if not 0 <= position < total]
-        if missing and fill is None:
-            raise self._no_such_item(listed[missing[0]], neg)
+    def _several(self, positions: Sequence[int | None], fill: object, hot: bool) -> Any:
+        """Return the items at absolute positions, see `resolve`. Those of a range of arrays are views."""
         if self._items is not None:
-            return [self._get_int(index, neg, fill, hot) for index in listed]
-        if not missing:
-            chosen = tree_map(lambda array: array[positions], self._arrays)
-            return one_hot(self.space, chosen) if hot and self.space is not None else chosen
-        existing = np.array([0 <= position < total for position in positions], bool)
-        kept = np.array(positions, np.int64)[existing]
-        found = tree_map(lambda array: array[kept], self._arrays)
+            if isinstance(positions, range) and not hot:
+                return self._items[_as_slice(positions)]
+            return [self._one(position, fill, hot) for position in positions]
+        known: Any = [position for position in positions if position is not None]
+        is_whole = len(known) == len(positions)
+        found = tree_rows(self._arrays, _as_slice(positions) if isinstance(positions, range) else known)
         if hot and self.space is not None:
             found = one_hot(self.space, found)
-        return tree_map(lambda part: _spread(part, len(positions), existing, fill), found)
-
-    def _get_slice(self, slice_: slice, neg: bool, fill: object, hot: bool) -> Any:
-        total = self.len_incl_lookback()
-        span = resolve_slice(slice_, self.lookback, total, neg, fill=fill is not None)
-        space = self.space if hot else None
-        if self._items is not None:
-            items = self._items[span.existing]
-            if space is not None:
-                items = [one_hot(space, item) for item in items]
-            if span.num_left or span.num_right:
-                left = [self._filler(fill, hot) for _ in range(span.num_left)]
-                right = [self._filler(fill, hot) for _ in range(span.num_right)]
-                items = left + items + right
-            return items
-        existing = span.existing
-        if isinstance(self._arrays, np.ndarray):
-            found = self._arrays[existing]
-        else:
-            found = tree_map(lambda array: array[existing], self._arrays)
-        if space is not None:
-            found = one_hot(space, found)
-        if not span.num_left and not span.num_right:
+        if is_whole:
             return found
-        size = span.num_left + span.num_existing + span.num_right
-        inner = slice(span.num_left, span.num_left + span.num_existing)
-        return tree_map(lambda part: _spread(part, size, inner, fill), found)
+        existing = np.array([position is not None for position in positions], bool)
+        return tree_map(lambda part: _spread(part, len(positions), existing, fill), found)
 
     def _filler(self, fill: object, hot: bool) -> Any:
         if self._opaque:
@@ -444,17 +427,6 @@ class InfiniteLookbackBuffer:
         return tree_map(
             lambda leaf: np.full(leaf.shape, fill, leaf.dtype) if isinstance(leaf, np.ndarray) else fill,
             self._items[-1],
-        )
-
-    def _no_such_item(self, index: int, neg: bool) -> IndexError:
-        if neg:
-            low = -self.lookback
-        else:
-            low = -self.len_incl_lookback()
-        return IndexError(
-            f"index {index} is out of range: expected {low}…{len(self) - 1} (length {len(self)}, lookback "
-            f"{self.lookback}{', neg_index_as_lookback' if neg else ''}); fill= gives a value for what is "
-            "not there."
         )
 
     # -- writing --------------------------------------------------------------------------------------
@@ -483,31 +455,16 @@ class InfiniteLookbackBuffer:
             if 0 <= at_indices + begin < len(items):
                 items[at_indices + begin] = new_data
                 return
-        if at_indices is None:
-            at_indices = slice(None)
-        total, lookback = self.len_incl_lookback(), self.lookback
-        if isinstance(at_indices, slice):
-            span = resolve_slice(at_indices, lookback, total, neg_index_as_lookback)
-            self._write(span.existing, new_data, span.num_existing)
-            return
-        listed = index_list(at_indices)
-        if listed is None:
-            index = _as_index(at_indices)
-            position = resolve_int(index, lookback, total, neg_index_as_lookback)
-            if not 0 <= position < total:
-                raise self._no_such_item(index, neg_index_as_lookback)
-            if self._items is not None:
-                self._items[position] = new_data
-            else:
-                self._write_arrays(position, new_data, ())
-            return
-        positions = []
-        for index in listed:
-            position = resolve_int(index, lookback, total, neg_index_as_lookback)
-            if not 0 <= position < total:
-                raise self._no_such_item(index, neg_index_as_lookback)
-            positions.append(position)
-        self._write(positions, new_data, len(positions))
+        total = self.len_incl_lookback()
+        is_single, positions = resolve(at_indices, self.lookback, total, neg_index_as_lookback)
+        if not is_single:
+            self._write(
+                _as_slice(positions) if isinstance(positions, range) else positions, new_data, len(positions)
+            )
+        elif self._items is None:
+            self._write_arrays(positions[0], new_data, ())
+        else:
+            self._items[cast(int, positions[0])] = new_data
 
     def __setitem__(self, indices: int | slice | Sequence[int], new_data: Any) -> None:
         self.set(new_data, at_indices=indices)
@@ -529,7 +486,7 @@ class InfiniteLookbackBuffer:
             return self._arrays
         return self._items[-1] if self._items else None
 
-    def _write(self, where: slice | list[int], new_data: object, num: int) -> None:
+    def _write(self, where: Any, new_data: object, num: int) -> None:
         batch = self._as_batch(new_data)
         given = len(batch) if isinstance(batch, list) else num_items(batch)
         if given != num:
@@ -710,9 +667,7 @@ class InfiniteLookbackBuffer:
             IndexError: There is no such item.
         """
         total = self.len_incl_lookback()
-        position = resolve_int(_as_index(index), self.lookback, total, False)
-        if not 0 <= position < total:
-            raise self._no_such_item(index, False)
+        position = cast(int, resolve(_as_index(index), self.lookback, total, False)[1][0])
         item = self._at(position)
         if self._items is not None:
             del self._items[position]
@@ -777,6 +732,10 @@ def _full(shape: tuple[int, ...], fill: object, dtype: np.dtype[Any]) -> np.ndar
     return np.full(
         shape, fill, np.result_type(dtype, np.array(str(fill)).dtype) if dtype.kind == "U" else dtype
     )
+
+
+def _as_slice(positions: range) -> slice:
+    return slice(positions.start, positions.stop if positions.stop >= 0 else None, positions.step)
 
 
 def _as_index(index: Any) -> int:

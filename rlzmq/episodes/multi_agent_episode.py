@@ -23,7 +23,6 @@ from rlzmq.episodes.agent_timelines import (
     AgentTrack,
     Pending,
     SavedTimeline,
-    StepDicts,
     Timeline,
     timeline_from_plain,
     timeline_to_plain,
@@ -130,35 +129,76 @@ class MultiAgentEpisode(MultiAgentGetters):
             )
         lookback = num_steps if len_lookback_buffer == "auto" else min(int(len_lookback_buffer), num_steps)
         self._timeline = Timeline(env_t_started or 0, lookback)
+        terminateds, truncateds = terminateds or {}, truncateds or {}
         if observations:
-            given = StepDicts(
+            self._check_given(num_steps, observations, infos, actions, rewards, extra_model_outputs)
+            self._replay(
                 num_steps,
-                observations,
-                infos or (),
-                actions or (),
-                rewards or (),
-                extra_model_outputs or (),
-                terminateds or {},
-                truncateds or {},
+                _padded(observations, num_steps + 1),
+                _padded(infos, num_steps + 1),
+                _padded(actions, num_steps),
+                _padded(rewards, num_steps),
+                _padded(extra_model_outputs, num_steps),
+                terminateds,
+                truncateds,
             )
-            agents = given.replay(self._timeline, self._where())
             for agent_id, track in self._timeline.tracks.items():
-                lists = agents[agent_id]
                 before_start = sum(env_t < self.env_t_started for env_t in track.obs_env_ts)
-                self.agent_episodes[agent_id] = SingleAgentEpisode(
-                    **self._agent_facts(agent_id),
-                    **lists,
-                    terminated=track.terminated,
-                    truncated=track.truncated,
-                    t_started=(agent_t_started or {}).get(agent_id, 0),
-                    len_lookback_buffer=min(before_start, len(lists["actions"])),
-                )
+                t_started = (agent_t_started or {}).get(agent_id, 0)
+                self.agent_episodes[agent_id]._look_back(before_start, t_started)
         elif num_steps:
             raise ValueError(
                 f"expected observations with {num_steps} env steps of actions or rewards, got none."
             )
-        self._timeline.is_terminated |= bool((terminateds or {}).get(ALL_AGENTS))
-        self._timeline.is_truncated |= bool((truncateds or {}).get(ALL_AGENTS))
+        self._timeline.is_terminated |= bool(terminateds.get(ALL_AGENTS))
+        self._timeline.is_truncated |= bool(truncateds.get(ALL_AGENTS))
+
+    def _check_given(self, num_steps: int, observations: Any, infos: Any, *of_steps: Any) -> None:
+        """Check the numbers of dicts that the constructor got. The last actions and outputs may hang."""
+        if len(observations) > num_steps + 1 or len(infos or ()) not in (0, len(observations)):
+            raise ValueError(
+                f"{self._where()}: expected observations and infos of {num_steps} env steps plus the reset, got "
+                f"{len(observations)} and {len(infos or ())}."
+            )
+        num_rewards = len(of_steps[1] or ())
+        for name, data in zip(("actions", "rewards", "extra_model_outputs"), of_steps, strict=True):
+            hangs = name != "rewards" and num_rewards == num_steps
+            if data and len(data) != num_steps and not (hangs and len(data) == num_steps - 1):
+                raise ValueError(
+                    f"{self._where()}: expected {name} of {num_steps} env steps, got {len(data)}."
+                )
+
+    def _replay(
+        self,
+        num_steps: int,
+        observations: Sequence[Mapping[Any, Any]],
+        infos: Sequence[Mapping[Any, Any]],
+        actions: Sequence[Mapping[Any, Any]],
+        rewards: Sequence[Mapping[Any, Any]],
+        outputs: Sequence[Mapping[Any, Any]],
+        terminateds: Mapping[Any, bool],
+        truncateds: Mapping[Any, bool],
+    ) -> None:
+        """Add the env steps that the constructor got, from the start of the lookback part."""
+        timeline = self._timeline
+        timeline.env_t = timeline.env_t_started - timeline.lookback
+        self._apply(timeline.reset(observations[0], infos[0]), timeline.saved())
+        for step in range(num_steps):
+            is_last = step == num_steps - 1
+            ends = (terminateds, truncateds) if is_last else ({}, {})
+            self._advance(
+                observations[step + 1], actions[step], rewards[step], infos[step + 1], *ends, outputs[step]
+            )
+        for agent_id, track in timeline.tracks.items():
+            is_own = terminateds.get(agent_id) or truncateds.get(agent_id)
+            if not num_steps:
+                track.terminated = bool(terminateds.get(agent_id, terminateds.get(ALL_AGENTS)))
+                track.truncated = bool(truncateds.get(agent_id, truncateds.get(ALL_AGENTS)))
+                track.done_env_t = timeline.env_t if track.is_done else -1
+                episode = self.agent_episodes[agent_id]
+                episode.is_terminated, episode.is_truncated = track.terminated, track.truncated
+            elif track.is_done and is_own and track.pending is None and not track.reward:
+                track.done_env_t = track.obs_env_ts[-1]  # it was done with its last observation
 
     # -- growing ------------------------------------------------------------------------------------
 
@@ -218,8 +258,7 @@ class MultiAgentEpisode(MultiAgentGetters):
                 numbers, extra model outputs are not a dict, or (array-backed) an item does not fit its column. The
                 episode is then unchanged.
         """
-        before = self._timeline.saved()
-        events = self._timeline.advance(
+        self._advance(
             observations,
             actions,
             rewards,
@@ -227,13 +266,16 @@ class MultiAgentEpisode(MultiAgentGetters):
             terminateds or {},
             truncateds or {},
             extra_model_outputs or {},
-            where=self._where(),
         )
-        self._apply(events, before)
         now = time.perf_counter()
         if self._last_step_time is not None:
             self._duration_s += now - self._last_step_time
         self._last_step_time = now
+
+    def _advance(self, *step: Mapping[Any, Any]) -> None:
+        """Add an env step; see `Timeline.advance`."""
+        before = self._timeline.saved()
+        self._apply(self._timeline.advance(*step, where=self._where()), before)
 
     def _apply(self, events: Sequence[AgentEvent], before: SavedTimeline) -> None:
         """Apply the timeline's changes to the agents' episodes; undo all of them if one fails."""
@@ -823,6 +865,10 @@ class MultiAgentEpisode(MultiAgentGetters):
         derived.agent_episodes = dict(agent_episodes)
         derived.custom_data = copy.deepcopy(self.custom_data)
         return derived
+
+
+def _padded(data: Sequence[Mapping[Any, Any]] | None, num: int) -> Sequence[Mapping[Any, Any]]:
+    return [*(data or ()), *[{}] * (num - len(data or ()))]
 
 
 def _part(

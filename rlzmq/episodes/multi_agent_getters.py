@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import operator
 from bisect import bisect_left
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -12,7 +11,7 @@ import numpy as np
 from rlzmq.core.tree import tree_map, tree_stack
 from rlzmq.episodes.agent_timelines import AgentTrack, Timeline
 from rlzmq.episodes.episode_columns import UnknownColumnError, located
-from rlzmq.episodes.lookback_buffer import InfiniteLookbackBuffer, index_list, resolve_int, resolve_slice
+from rlzmq.episodes.lookback_buffer import InfiniteLookbackBuffer, index_list, resolve, resolve_int
 from rlzmq.episodes.single_agent_episode import SingleAgentEpisode
 
 __all__ = ["MultiAgentGetters"]
@@ -370,8 +369,8 @@ class MultiAgentGetters:
 
         total = self._timeline.lookback + self._timeline.env_t - self._timeline.env_t_started + includes_last
         try:
-            is_single, positions = _env_positions(
-                indices, self._timeline.lookback, total, neg_index_as_lookback, fill is not None
+            is_single, positions = resolve(
+                indices, self._timeline.lookback, total, neg_index_as_lookback, filled=fill is not None
             )
         except (IndexError, ValueError, TypeError) as error:
             raise located(error, self._where(), what) from None
@@ -428,44 +427,6 @@ def _observations_at(
         else:
             ks.append(None)
     return ks
-
-
-def _env_positions(
-    indices: Any, lookback: int, total: int, neg_index_as_lookback: bool, filled: bool
-) -> tuple[bool, Sequence[int | None]]:
-    """Return (whether the index is one int, positions in the stored env steps; None stands for a filler)."""
-    if indices is None:
-        return False, range(lookback, total)
-    if isinstance(indices, slice):
-        span = resolve_slice(indices, lookback, total, neg_index_as_lookback, fill=filled)
-        existing = range(total)[span.existing]
-        if not span.num_left and not span.num_right:
-            return False, existing
-        return False, [*[None] * span.num_left, *existing, *[None] * span.num_right]
-    ints = index_list(indices)
-    is_single = ints is None
-    if ints is None:
-        try:
-            ints = [operator.index(indices)]
-        except TypeError:
-            raise TypeError(
-                "expected an index that is None, an int, a list of ints or a slice, got "
-                f"{type(indices).__name__} {indices!r}."
-            ) from None
-    positions: list[int | None] = []
-    for index in ints:
-        position = resolve_int(index, lookback, total, neg_index_as_lookback)
-        if 0 <= position < total:
-            positions.append(position)
-        elif filled:
-            positions.append(None)
-        else:
-            low = -lookback if neg_index_as_lookback else -total
-            raise IndexError(
-                f"env step {index} is out of range: expected {low}…{total - lookback - 1} (lookback "
-                f"{lookback}); fill= gives a value for what is not there."
-            )
-    return is_single, positions
 
 
 def _by_agent(by_key: Mapping[str, Mapping[Any, Any]]) -> dict[Any, dict[str, Any]]:

@@ -335,6 +335,14 @@ class SingleAgentEpisode(EpisodeColumns):
         self.extra_model_outputs = extras
         return self._located(error, failed)
 
+    def _look_back(self, num_steps: int, t_started: int) -> None:
+        """Make the first steps of a new episode its lookback part, at most `num_steps`."""
+        num_steps = min(num_steps, len(self.rewards))
+        for buffer in (self.observations, self.infos, *(buffer for _, buffer in self._step_columns())):
+            buffer.lookback = num_steps
+        self.t_started, self.t = t_started, t_started + len(self.rewards)
+        self._duration_s, self._last_step_time = 0.0, None
+
     def _take_back_step(self) -> None:
         """Remove the last step, which did not end the episode. Its duration remains counted."""
         self.t -= 1

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -123,13 +123,20 @@ def checked_flags(flags: Mapping[Any, Any], name: str, where: str) -> Mapping[An
     """
     if FLAG_TYPES.issuperset(map(type, flags.values())):
         return flags
-    checked = {}
-    for agent_id, flag in flags.items():
+    return _converted(flags, as_flag, where, name)
+
+
+def _converted(
+    values: Mapping[Any, Any], convert: Callable[[Any], Any], where: str, name: str
+) -> dict[Any, Any]:
+    """Return the converted values by agent id, None as it is."""
+    converted = {}
+    for agent_id, value in values.items():
         try:
-            checked[agent_id] = as_flag(flag)
-        except ValueError as error:
+            converted[agent_id] = None if value is None else convert(value)
+        except (ValueError, TypeError) as error:
             raise MultiAgentEnvError(f"{where}, agent {agent_id!r}, {name}: {error}") from None
-    return checked
+    return converted
 
 
 def checked_infos(infos: Mapping[Any, Any], where: str) -> Mapping[Any, Any]:
@@ -138,14 +145,9 @@ def checked_infos(infos: Mapping[Any, Any], where: str) -> Mapping[Any, Any]:
     Raises:
         MultiAgentEnvError: A value has another type.
     """
-    if not _INFO_TYPES.issuperset(map(type, infos.values())):
-        for agent_id, info in infos.items():
-            if info is not None and not isinstance(info, Mapping):
-                raise MultiAgentEnvError(
-                    f"{where}, agent {agent_id!r}, column 'infos': expected a dict or None, got "
-                    f"{type(info).__name__} {info!r:.80}."
-                )
-    return infos
+    if _INFO_TYPES.issuperset(map(type, infos.values())):
+        return infos
+    return _converted(infos, as_info, where, "column 'infos'")
 
 
 def checked_rewards(rewards: Mapping[Any, Any], where: str) -> Mapping[Any, Any]:
@@ -156,13 +158,7 @@ def checked_rewards(rewards: Mapping[Any, Any], where: str) -> Mapping[Any, Any]
     """
     if _REWARD_OR_NONE.issuperset(map(type, rewards.values())):
         return rewards
-    checked = {}
-    for agent_id, reward in rewards.items():
-        try:
-            checked[agent_id] = None if reward is None else as_reward(reward)
-        except ValueError as error:
-            raise MultiAgentEnvError(f"{where}, agent {agent_id!r}, column 'rewards': {error}") from None
-    return checked
+    return _converted(rewards, as_reward, where, "column 'rewards'")
 
 
 NO_INFO = "expected an info, a dict"  # how the error about a missing one begins

@@ -360,8 +360,8 @@ def test_getters_name_the_episode_the_agent_and_the_column_in_their_errors() -> 
     episode = worked()
     where = f"^episode {episode.id_}"
     for kind, text, call in (
-        (IndexError, "column 'rewards': env step 5 is out of range", lambda: episode.get_rewards(5)),
-        (IndexError, "column 'infos': env step -9", lambda: episode.get_infos([0, -9])),
+        (IndexError, "column 'rewards': index 5 is out of range", lambda: episode.get_rewards(5)),
+        (IndexError, "column 'infos': index -9", lambda: episode.get_infos([0, -9])),
         (
             IndexError,
             "agent 'b', column 'rewards': index 1",
