@@ -199,8 +199,16 @@ class AsyncAlgorithm:
                         break
                 if in_parallel:
                     evaluation.end()
-                is_whole = iterations.end()
-                await self._report_recreated_runners()
+                iterations.end()
+                is_whole = not iterations.take_cut()
+                if recreated := self.session.take_recreated_runners():
+                    await self._dispatch.call(
+                        "on_env_runners_recreated",
+                        metrics_logger=self.metrics,
+                        env_runner_group=self.session.env_runner_group,
+                        env_runner_indices=recreated,
+                        is_evaluation=False,
+                    )
                 metrics: dict[str, Any] = {}
                 if is_whole and _is_due(config.evaluation_interval, iterations.num_done):
                     metrics |= await self._evaluated(evaluation.finish() if in_parallel else self.evaluate())
@@ -253,17 +261,6 @@ class AsyncAlgorithm:
             # The function may be called, and log, on another thread than this loop's.
             self._iterations.hold_logged()
         await self._evaluation.begin(self._iterations.last_training_s)
-
-    async def _report_recreated_runners(self) -> None:
-        recreated = self.session.take_recreated_runners()
-        if recreated:
-            await self._dispatch.call(
-                "on_env_runners_recreated",
-                metrics_logger=self.metrics,
-                env_runner_group=self.session.env_runner_group,
-                env_runner_indices=recreated,
-                is_evaluation=False,
-            )
 
     async def _finish(self, evaluation: dict[str, Any]) -> dict[str, Any]:
         session = self.session

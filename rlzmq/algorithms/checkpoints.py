@@ -28,6 +28,7 @@ from rlzmq.algorithms.stored_config import (
 from rlzmq.config.base_config import BaseConfig
 from rlzmq.core.checkpoint import (
     find_inside,
+    keys_on,
     local_path,
     open_checkpoint,
     part_of,
@@ -146,9 +147,18 @@ def select(
     """
     selected: dict[str, Any] = dict(tree) if components is None else {}
     for path in _paths(components) or ():
-        selected = _with(selected, tree, path)
+        keys = keys_on(tree, path)
+        place, value = selected, tree
+        for key in keys[:-1]:
+            place, value = place.setdefault(key, {}), value[key]
+        if keys:
+            place[keys[-1]] = value[keys[-1]]
     for path in _paths(not_components) or ():
-        selected = _without(selected, path)
+        place, keys = selected, keys_on(selected, path)
+        for key in keys[:-1]:
+            place[key] = place = dict(place[key])
+        if keys:
+            del place[keys[-1]]
     return selected
 
 
@@ -159,33 +169,6 @@ def _paths(names: str | Collection[str] | None) -> list[str] | None:
     for path in paths:
         check_component(path)
     return paths
-
-
-def _key(tree: Any, path: str) -> str | None:
-    """Return the key of `tree` on the path: the whole path or its first name; None if neither exists."""
-    keys = (path, path.partition("/")[0])
-    return next((key for key in keys if isinstance(tree, Mapping) and key in tree), None)
-
-
-def _with(selected: Mapping[str, Any], tree: Any, path: str) -> dict[str, Any]:
-    key = _key(tree, path)
-    if key is None:
-        return dict(selected)
-    rest = path[len(key) + 1 :]
-    if not rest:
-        return {**selected, key: tree[key]}
-    inner = _with(selected.get(key, {}), tree[key], rest)
-    return {**selected, key: inner} if inner else dict(selected)
-
-
-def _without(tree: Mapping[str, Any], path: str) -> dict[str, Any]:
-    key = _key(tree, path)
-    if key is None:
-        return dict(tree)
-    rest = path[len(key) + 1 :]
-    if not rest:
-        return {name: value for name, value in tree.items() if name != key}
-    return {**tree, key: _without(tree[key], rest)} if isinstance(tree[key], Mapping) else dict(tree)
 
 
 _log = logging.getLogger("rlzmq.checkpoints")

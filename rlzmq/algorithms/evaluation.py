@@ -24,7 +24,7 @@ from rlzmq.core.signatures import place_of_code
 from rlzmq.driver.async_env_runner_group import AsyncEnvRunnerGroup, SamplingRound
 from rlzmq.driver.session import Session
 from rlzmq.driver.synchronous import CallbackDispatch
-from rlzmq.runners.episode_metrics import EpisodeMetrics, add_fragment_metas
+from rlzmq.runners.episode_metrics import EpisodeMetrics, FragmentMeta, add_fragment_metas
 
 __all__ = ["Evaluation"]
 
@@ -254,7 +254,7 @@ class Evaluation:
             "num_agent_steps_sampled_this_iter": num_agent_steps,
         }
 
-    def _reduce(self, metas: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    def _reduce(self, metas: Sequence[FragmentMeta]) -> dict[str, Any]:
         """Return the result: metrics of this round's episodes, and lifetime counts over all rounds."""
         self._warn_if_slow(metas)
         episodes = EpisodeMetrics(num_smoothed=1_000_000)
@@ -270,7 +270,7 @@ class Evaluation:
         merge_into(result, self._metrics.reduce())
         return result
 
-    def _warn_if_slow(self, metas: Sequence[Mapping[str, Any]]) -> None:
+    def _warn_if_slow(self, metas: Sequence[FragmentMeta]) -> None:
         config = self._config
         limit_s = config.evaluation_sample_timeout_s
         if limit_s is None or config.evaluation_duration == "auto":

@@ -25,7 +25,7 @@ from rlzmq.core.score_statistics import svg_curve
 from rlzmq.core.synonyms import missing_key
 from rlzmq.driver.session import Session
 from rlzmq.driver.updates import UpdateResult
-from rlzmq.runners.episode_metrics import EpisodeMetrics, add_fragment_metas
+from rlzmq.runners.episode_metrics import EpisodeMetrics, FragmentMeta, add_fragment_metas
 
 __all__ = ["IterationResult", "Iterations", "LearnerResults"]
 
@@ -171,11 +171,10 @@ class Iterations:
             or (min_trained and self._num_training_step_calls * config.total_train_batch_size < min_trained)
         )
 
-    def end(self) -> bool:
-        """End the training of the current iteration; return False if it was cut short."""
+    def end(self) -> None:
+        """End the training of the current iteration."""
         self.num_done += 1
         self.last_training_s = time.perf_counter() - self._start
-        return not self.take_cut()
 
     def take_cut(self) -> bool:
         """Return whether `cut_short` was called since the last call of this method."""
@@ -195,7 +194,7 @@ class Iterations:
         self._num_env_steps_trained = num_env_steps
         self.num_env_steps_trained_lifetime += num_env_steps
 
-    def add_fragments(self, metas: Iterable[Mapping[str, Any]]) -> None:
+    def add_fragments(self, metas: Iterable[FragmentMeta]) -> None:
         """Add the metadata of fragments from runners."""
         add_fragment_metas(self.episodes, self._metrics if self._held is None else self._held, metas)
 

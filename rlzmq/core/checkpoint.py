@@ -28,10 +28,12 @@ from __future__ import annotations
 import base64
 import contextlib
 import ctypes
+import functools
 import glob
 import hashlib
 import json
 import math
+import operator
 import os
 import re
 import shutil
@@ -58,6 +60,7 @@ __all__ = [
     "Checkpointable",
     "StoredCheckpoint",
     "find_inside",
+    "keys_on",
     "local_path",
     "open_checkpoint",
     "part_of",
@@ -148,16 +151,23 @@ def read_part(path: str | Path, name: str, component: str | None = None) -> Any:
     return state
 
 
-def part_of(tree: Mapping[str, Any], path: str) -> Any:
-    """Return the value at a path, or None. Keys may contain slashes (as module ids do)."""
+def keys_on(tree: Mapping[str, Any], path: str) -> list[str]:
+    """Return the keys from the top to the value at a path, [] if there is none. Keys (module ids) may have slashes."""
     here: Any = tree
+    keys: list[str] = []
     while path:
-        keys = (path, path.partition("/")[0])
-        key = next((key for key in keys if isinstance(here, Mapping) and key in here), None)
-        if key is None:
-            return None
+        key = path if isinstance(here, Mapping) and path in here else path.partition("/")[0]
+        if not isinstance(here, Mapping) or key not in here:
+            return []
+        keys.append(key)
         here, path = here[key], path[len(key) + 1 :]
-    return here
+    return keys
+
+
+def part_of(tree: Mapping[str, Any], path: str) -> Any:
+    """Return the value at a path, or None; the tree for ""."""
+    keys = keys_on(tree, path)
+    return functools.reduce(operator.getitem, keys, tree) if keys or not path else None
 
 
 FORMAT_VERSION = 3

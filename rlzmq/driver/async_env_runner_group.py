@@ -18,6 +18,7 @@ from rlzmq.core.patience import Supervision
 from rlzmq.driver.process_config import config_for_runners
 from rlzmq.driver.runner_calls import RunnerCalls
 from rlzmq.driver.supervision import RunnerSupervisor, spawn_within
+from rlzmq.runners.episode_metrics import FragmentMeta
 
 __all__ = ["AsyncEnvRunnerGroup", "SamplingRound", "flatten_episodes"]
 
@@ -78,7 +79,7 @@ class AsyncEnvRunnerGroup(RunnerCalls):
         self._connector_state: Mapping[str, Any] | None = None
         self.synced_module_ids: list[str] | None = None
         self.reports_samples: bool = not is_evaluation
-        self.sampled: list[list[dict[str, Any]]] = []
+        self.sampled: list[list[FragmentMeta]] = []
 
     @property
     def num_env_runners(self) -> int:
@@ -376,7 +377,7 @@ class SamplingRound:
         """End the round for runners that sample until the end. Idempotent; may be called at any time."""
         self._over.set()
 
-    async def run(self) -> list[dict[str, Any]]:
+    async def run(self) -> list[FragmentMeta]:
         """Run the round.
 
         Returns:
@@ -394,7 +395,7 @@ class SamplingRound:
             raise first_error(group) from None
         return [meta for task in asking for meta in task.result() or ()]
 
-    async def _ask(self, index: int, options: Mapping[str, Any]) -> list[dict[str, Any]] | None:
+    async def _ask(self, index: int, options: Mapping[str, Any]) -> list[FragmentMeta] | None:
         def call(handle: ActorHandle) -> Any:
             self._num_asked += 1
             if self._num_asked >= len(self._shares):

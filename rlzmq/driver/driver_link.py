@@ -26,7 +26,7 @@ from rlzmq.roles.peer_link import (
     new_peer_id,
     package_version,
 )
-from rlzmq.runners.episode_metrics import EpisodeMetrics, add_fragment_metas
+from rlzmq.runners.episode_metrics import EpisodeMetrics, FragmentMeta, add_fragment_metas
 from rlzmq.wire.codec import FragmentId, WireError
 from rlzmq.wire.messages import Notice, OpenUpdate, Progress, TraceEvents
 from rlzmq.wire.values import pack_blob, unpack_blob
@@ -53,7 +53,7 @@ class MetaCheck:
             self._logger = MetricsLogger(stats_cls_lookup=config.custom_stats_cls_lookup)
             self._connectors = ConnectorSync(config, spaces)
 
-    def open(self, blob: object, *, is_trusted: bool) -> dict[str, Any]:
+    def open(self, blob: object, *, is_trusted: bool) -> FragmentMeta:
         """Return the metadata in a fragment's last frame.
 
         Args:
@@ -64,7 +64,7 @@ class MetaCheck:
             ValueError: The frame is not metadata, or cannot be used.
         """
         try:
-            meta = unpack_blob(blob)
+            meta: FragmentMeta = unpack_blob(blob)
         except WireError as error:
             raise ValueError(str(error)) from error
         if not isinstance(meta, dict):
@@ -73,7 +73,7 @@ class MetaCheck:
             self._try(meta, keeps_errors=is_trusted)
         return meta
 
-    def _try(self, meta: dict[str, Any], *, keeps_errors: bool) -> None:
+    def _try(self, meta: FragmentMeta, *, keeps_errors: bool) -> None:
         try:
             add_fragment_metas(EpisodeMetrics(), self._logger, [meta])
             self._logger.reduce()
@@ -128,7 +128,7 @@ class ReportReader:
             self._reported.pop(key, None)
         return new
 
-    def open_meta(self, fragment: FragmentId, blob: object) -> dict[str, Any]:
+    def open_meta(self, fragment: FragmentId, blob: object) -> FragmentMeta:
         """Return a fragment's metadata; if it is unusable, return only the fragment's size."""
         place = self._place_of(fragment.runner)
         try:

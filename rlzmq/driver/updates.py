@@ -23,6 +23,7 @@ from rlzmq.core.names import ALL_MODULES, BATCH_SOURCE
 from rlzmq.core.plain import NotPlainError
 from rlzmq.core.spaces import space_to_plain
 from rlzmq.core.update_plan import plan_lease
+from rlzmq.runners.episode_metrics import FragmentMeta
 from rlzmq.wire.fragment_message import sorted_by_env
 
 __all__ = ["Accounting", "ConnectorSync", "SerialPipeline", "UpdateResult", "num_left_out"]
@@ -42,7 +43,7 @@ class UpdateResult:
     """
 
     weights_version: int
-    fragments: list[dict[str, Any]]
+    fragments: list[FragmentMeta]
     num_env_steps_trained: int
     timers: dict[str, float] = field(default_factory=dict)
     steps_by_lag: dict[int, int] = field(default_factory=dict)
@@ -115,14 +116,14 @@ class SerialPipeline:
             steps_by_lag={0: num_steps} if num_steps else {},
         )
 
-    def _sample(self) -> tuple[list[Any], list[dict[str, Any]], int]:
+    def _sample(self) -> tuple[list[Any], list[FragmentMeta], int]:
         """Return batches with the env steps of an update, all batches' metadata, and the number of these steps."""
         plan, runner = self._plan, self._runner
         if runner is not None:
             self._watch.attend(runner.env)  # it may have been replaced
         remaining = plan.num_env_steps
         batches: list[Any] = []
-        metas: list[dict[str, Any]] = []
+        metas: list[FragmentMeta] = []
         while remaining > 0:
             length = plan_lease(remaining, 1, runner.num_envs, plan.fragment_length)
             with self._watch.work():
@@ -310,7 +311,7 @@ class Accounting:
 _MAX_LEFT_OUT = 2**40
 
 
-def num_left_out(meta: Mapping[str, Any]) -> int:
+def num_left_out(meta: FragmentMeta) -> int:
     """Return the env steps that a runner left out of a fragment as non-finite."""
     num = meta.get("num_env_steps_not_finite", 0)
     return num if type(num) is int and 0 <= num <= _MAX_LEFT_OUT else 0

@@ -38,6 +38,7 @@ from rlzmq.runners.episode_metrics import (
     EpisodeMetrics,
     EpisodeTotals,
     FinishedEpisodes,
+    FragmentMeta,
     add_finished,
 )
 from rlzmq.runners.runner_state import EnvRunnerState, own_config
@@ -241,7 +242,7 @@ class EnvRunner(TellsUncalled, EnvRunnerState):
         self._is_stopped = False
         # Of an overridden `sample`: metas of calls of the base class's, the rest of a lease, sums of ongoing episodes.
         self._samples_itself = type(self).sample is not EnvRunner.sample
-        self._inner_metas: list[dict[str, Any]] = []
+        self._inner_metas: list[FragmentMeta] = []
         self._left_over: Any = None
         self._totals: dict[str, EpisodeTotals] = {}
         self._told: tuple[dict[str, Any], dict[str, Any]] = (
@@ -385,10 +386,10 @@ class EnvRunner(TellsUncalled, EnvRunnerState):
 
     def _meta_of(
         self, batch: Any, num_vector_steps: int, finished: FinishedEpisodes, num_left_out: int
-    ) -> Any:
+    ) -> FragmentMeta:
         """Count a batch; return its meta."""
         num_env_steps = batch.num_env_steps
-        meta = {
+        meta: FragmentMeta = {
             "worker_index": self.worker_index,
             "incarnation": self.incarnation,
             "num_env_steps": num_env_steps,

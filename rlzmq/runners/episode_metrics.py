@@ -7,7 +7,7 @@ import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypedDict
 
 from rlzmq.core.metrics import MetricsLogger, StageTimers, logged_state
 from rlzmq.core.synonyms import missing_key
@@ -20,6 +20,7 @@ __all__ = [
     "EpisodeResults",
     "EpisodeTotals",
     "FinishedEpisodes",
+    "FragmentMeta",
     "add_finished",
     "add_fragment_metas",
     "recorded_return",
@@ -50,6 +51,39 @@ _STATISTICS = [
     for reduction in _REDUCTIONS
     if reduction == "mean" or attribute != "durations_s"
 ]
+
+
+class FragmentMeta(TypedDict, total=False):
+    """What a runner says of a fragment: plain values, so that they can be sent.
+
+    Attributes:
+        worker_index, incarnation: The runner.
+        num_env_steps: Number of its env steps, without autoreset steps.
+        num_vector_steps: Number of vector steps that were made for it.
+        weights_version, weights_generation: The weights that it was sampled with.
+        num_agent_steps: Number of agent steps of several agents.
+        agent_steps, module_steps: Steps by id. Default: all steps are the default agent's and module's.
+        num_env_steps_not_finite: Number of env steps that the runner left out.
+        episode_metrics: See `FinishedEpisodes.to_dict`.
+        timers: See `StageTimers.take`.
+        custom_metrics: States of the values that callbacks logged, see `MetricsLogger.reduce`.
+        connector_delta: What the connector pieces have learned since the last fragment.
+    """
+
+    worker_index: int
+    incarnation: int
+    num_env_steps: int
+    num_vector_steps: int
+    weights_version: int
+    weights_generation: int
+    num_agent_steps: int
+    agent_steps: dict[str, int]
+    module_steps: dict[str, int]
+    num_env_steps_not_finite: int
+    episode_metrics: dict[str, Any]
+    timers: dict[str, list[float]]
+    custom_metrics: dict[str, Any]
+    connector_delta: dict[str, Any]
 
 
 @dataclass
@@ -166,13 +200,8 @@ class EpisodeMetrics:
         self.agent_steps_lifetime: Counter[str] = Counter()
         self.module_steps_lifetime: Counter[str] = Counter()
 
-    def add_fragment(self, meta: Mapping[str, Any]) -> None:
-        """Add a fragment's metadata: step counts, finished episodes and timers.
-
-        Args:
-            meta: ``num_env_steps`` (without autoreset steps); ``agent_steps`` and ``module_steps`` by id (default:
-                all steps belong to the default agent); ``episode_metrics``, see `FinishedEpisodes.to_dict`; ``timers``.
-        """
+    def add_fragment(self, meta: FragmentMeta) -> None:
+        """Add a fragment's metadata: step counts, finished episodes and timers."""
         num_env_steps = int(meta.get("num_env_steps", 0))
         self.num_env_steps += num_env_steps
         self.num_env_steps_lifetime += num_env_steps
@@ -323,7 +352,7 @@ def _newest(window: deque[Any], count: int) -> list[Any]:
 
 
 def add_fragment_metas(
-    episodes: EpisodeMetrics, metrics: MetricsLogger, metas: Iterable[Mapping[str, Any]]
+    episodes: EpisodeMetrics, metrics: MetricsLogger, metas: Iterable[FragmentMeta]
 ) -> None:
     """Add fragments' metadata to the episode metrics, and the values that callbacks logged to `metrics`."""
     rounds: list[list[Any]] = []  # the first fragment of each runner, then the second, …
