@@ -26,369 +26,247 @@ __all__ = [
     "renamed",
 ]
 
+
+def _by_word(table: Mapping[str, str]) -> dict[str, str]:
+    """Return word -> answer of a table of answers, each with the words of other libraries, separated by spaces."""
+    return {word: answer for answer, words in table.items() for word in words.split()}
+
+
 # What has another name here, wherever that is a valid name: settings, flags, keys of requests. Words with several
 # names have the one that the algorithm has.
-_RENAMED: dict[str, tuple[str, ...]] = {
+_RENAMED = {
     word: tuple(here.split())
-    for word, here in {
-        "learning_rate": "lr",
-        "learning_rate_schedule": "lr",
-        "discount": "gamma",
-        "discount_factor": "gamma",
-        "n_steps": "train_batch_size_per_learner",
-        "num_steps": "train_batch_size_per_learner",
-        "n_epochs": "num_epochs",
-        "update_epochs": "num_epochs",
-        "ppo_epoch": "num_epochs",
-        "ppo_epochs": "num_epochs",
-        "rollout_length": "train_batch_size_per_learner",
-        "rollout_steps": "train_batch_size_per_learner",
-        "num_sgd_iter": "num_epochs",
-        "epochs": "num_epochs",
-        "repeat_per_collect": "num_epochs",
-        "batch_size": "minibatch_size train_batch_size_per_learner",
-        "num_minibatches": "minibatch_size",
-        "sgd_minibatch_size": "minibatch_size",
-        "ent_coef": "entropy_coeff initial_alpha",
-        "alpha": "initial_alpha",
-        "entropy_coef": "entropy_coeff",
-        "ent_coeff": "entropy_coeff",
-        "entropy_coeff_schedule": "entropy_coeff",
-        "autotune": "target_entropy",
-        "auto_entropy_tuning": "target_entropy",
-        "vf_coef": "vf_loss_coeff",
-        "value_coef": "vf_loss_coeff",
-        "value_loss_coef": "vf_loss_coeff",
-        "vf_loss_coef": "vf_loss_coeff",
-        "gae_lambda": "lambda_",
-        "lam": "lambda_",
-        "clip_range": "clip_param",
-        "clip_coef": "clip_param",
-        "clip_epsilon": "clip_param",
-        "eps_clip": "clip_param",
-        "clip_range_vf": "vf_clip_param",
-        "clip_vloss": "vf_clip_param",
-        "max_grad_norm": "grad_clip",
-        "norm_adv": "standardize_advantages",
-        "normalize_advantage": "standardize_advantages",
-        "anneal_lr": "lr",
-        "policy_kwargs": "model_config",
-        "net_arch": "model_config",
-        "hidden_sizes": "model_config",
-        "activation": "model_config",
-        "activation_fn": "model_config",
-        "features_extractor_class": "model_config",
-        **dict.fromkeys(("use_lstm", "fcnet_hiddens", "fcnet_activation", "conv_filters"), "model_config"),
-        **dict.fromkeys(("model", "network", "layers", "hidden_dim", "hidden_size"), "model_config"),
-        "policy_lr": "actor_lr",
-        "actor_learning_rate": "actor_lr",
-        "critic_learning_rate": "critic_lr",
-        "alpha_learning_rate": "alpha_lr",
-        "q_lr": "critic_lr lr",
-        **dict.fromkeys(
-            ("buffer_size", "replay_buffer_class", "replay_buffer_kwargs", "memory_size"),
-            "replay_buffer_config",
-        ),
-        "polyak": "tau",
-        "prioritized_replay": "replay_buffer_config",
-        "estimation_step": "n_step",
-        "multi_step": "n_step",
-        "learning_starts": "num_steps_sampled_before_learning_starts",
-        "train_freq": "training_intensity",
-        "train_frequency": "training_intensity",
-        "gradient_steps": "training_intensity",
-        "target_update_interval": "target_network_update_freq",
-        "target_network_frequency": "target_network_update_freq",
-        "action_noise": "exploration_noise",
-        "policy_freq": "policy_delay",
-        "policy_frequency": "policy_delay",
-        "policy_noise": "target_noise",
-        "noise_clip": "target_noise_clip",
-        "exploration_fraction": "epsilon",
-        "eps_train": "epsilon",
-        "exploration_initial_eps": "epsilon",
-        "exploration_final_eps": "epsilon",
-        "start_e": "epsilon",
-        "end_e": "epsilon",
-        "n_envs": "num_envs_per_env_runner",
-        "num_envs": "num_envs_per_env_runner",
-        "num_envs_per_worker": "num_envs_per_env_runner",
-        "num_workers": "num_env_runners",
-        "num_rollout_workers": "num_env_runners",
-        "workers": "num_env_runners",
-        "n_jobs": "num_env_runners",
-        **dict.fromkeys(("jobs", "runners", "nproc", "num_processes", "parallel_envs"), "num_env_runners"),
-        "envs": "num_envs_per_env_runner",
-        "vectorization_mode": "gym_env_vectorize_mode",
-        "remote_worker_envs": "gym_env_vectorize_mode",
-        "vec_env": "gym_env_vectorize_mode",
-        "observation_filter": "env_to_module_connector",
-        "evaluation_num_workers": "evaluation_num_env_runners",
-        "evaluation_num_episodes": "evaluation_duration",
-        "n_eval_episodes": "evaluation_duration",
-        "eval_freq": "evaluation_interval",
-        "eval_interval": "evaluation_interval",
-        "min_time_s_per_reporting": "min_time_s_per_iteration",
-        "checkpoint_frequency": "checkpoint_every_s",
-        "save_freq": "checkpoint_every_s",
-        "recreate_failed_workers": "restart_failed_env_runners",
-        "recreate_failed_env_runners": "restart_failed_env_runners",
-        "ignore_worker_failures": "ignore_env_runner_failures",
-        "stats_window_size": "metrics_num_episodes_for_smoothing",
-        "device": "num_gpus_per_learner",
-        "cuda": "num_gpus_per_learner",
-        "num_gpus": "num_gpus_per_learner",
-        "use_cuda": "num_gpus_per_learner",
-        "env_id": "env",
-        "env_name": "env",
-        "env_kwargs": "env_config",
-        "render_mode": "env_config",
-        "wrapper_class": "wrappers",
-        "seeds": "seed",
-        "random_seed": "seed",
-        "observation": "obs",
-        "state": "state_in",
-        "states": "state_in",
-    }.items()
+    for word, here in _by_word(
+        {
+            "lr": "learning_rate learning_rate_schedule anneal_lr",
+            "gamma": "discount discount_factor",
+            "train_batch_size_per_learner": "n_steps num_steps rollout_length rollout_steps",
+            "num_epochs": "n_epochs update_epochs ppo_epoch ppo_epochs num_sgd_iter epochs repeat_per_collect",
+            "minibatch_size train_batch_size_per_learner": "batch_size",
+            "minibatch_size": "num_minibatches sgd_minibatch_size",
+            "entropy_coeff initial_alpha": "ent_coef",
+            "initial_alpha": "alpha",
+            "entropy_coeff": "entropy_coef ent_coeff entropy_coeff_schedule",
+            "target_entropy": "autotune auto_entropy_tuning",
+            "vf_loss_coeff": "vf_coef value_coef value_loss_coef vf_loss_coef",
+            "lambda_": "gae_lambda lam",
+            "clip_param": "clip_range clip_coef clip_epsilon eps_clip",
+            "vf_clip_param": "clip_range_vf clip_vloss",
+            "grad_clip": "max_grad_norm",
+            "standardize_advantages": "norm_adv normalize_advantage",
+            "model_config": (
+                "policy_kwargs net_arch hidden_sizes activation activation_fn features_extractor_class use_lstm "
+                "fcnet_hiddens fcnet_activation conv_filters model network layers hidden_dim hidden_size"
+            ),
+            "actor_lr": "policy_lr actor_learning_rate",
+            "critic_lr": "critic_learning_rate",
+            "alpha_lr": "alpha_learning_rate",
+            "critic_lr lr": "q_lr",
+            "replay_buffer_config": (
+                "buffer_size replay_buffer_class replay_buffer_kwargs memory_size prioritized_replay"
+            ),
+            "tau": "polyak",
+            "n_step": "estimation_step multi_step",
+            "num_steps_sampled_before_learning_starts": "learning_starts",
+            "training_intensity": "train_freq train_frequency gradient_steps",
+            "target_network_update_freq": "target_update_interval target_network_frequency",
+            "exploration_noise": "action_noise",
+            "policy_delay": "policy_freq policy_frequency",
+            "target_noise": "policy_noise",
+            "target_noise_clip": "noise_clip",
+            "epsilon": "exploration_fraction eps_train exploration_initial_eps exploration_final_eps start_e end_e",
+            "num_envs_per_env_runner": "n_envs num_envs num_envs_per_worker envs",
+            "num_env_runners": (
+                "num_workers num_rollout_workers workers n_jobs jobs runners nproc num_processes parallel_envs"
+            ),
+            "gym_env_vectorize_mode": "vectorization_mode remote_worker_envs vec_env",
+            "env_to_module_connector": "observation_filter",
+            "evaluation_num_env_runners": "evaluation_num_workers",
+            "evaluation_duration": "evaluation_num_episodes n_eval_episodes",
+            "evaluation_interval": "eval_freq eval_interval",
+            "min_time_s_per_iteration": "min_time_s_per_reporting",
+            "checkpoint_every_s": "checkpoint_frequency save_freq",
+            "restart_failed_env_runners": "recreate_failed_workers recreate_failed_env_runners",
+            "ignore_env_runner_failures": "ignore_worker_failures",
+            "metrics_num_episodes_for_smoothing": "stats_window_size",
+            "num_gpus_per_learner": "device cuda num_gpus use_cuda",
+            "env": "env_id env_name",
+            "env_config": "env_kwargs render_mode",
+            "wrappers": "wrapper_class",
+            "seed": "seeds random_seed",
+            "obs": "observation",
+            "state_in": "state states",
+        }
+    ).items()
 }
 # Only on the command line: these are no settings in Python. The first of several ways ("A | B") whose flag the command
 # has; "--flag? text" is for commands that have the flag.
-_FLAGS = {
-    **dict.fromkeys(
-        (
-            *("timesteps", "total_timesteps", "n_timesteps", "n", "max_steps", "stop_timesteps", "episodes"),
-            *("steps", "num_steps", "total_steps", "num_episodes", "n_episodes", "n_eval_episodes"),
+_FLAGS = _by_word(
+    {
+        "--episodes NUMBER | --steps NUMBER | --train-batch-size-per-learner? --stop steps=NUMBER": (
+            "timesteps total_timesteps n_timesteps n max_steps stop_timesteps episodes steps num_steps "
+            "total_steps num_episodes n_episodes n_eval_episodes"
         ),
-        "--episodes NUMBER | --steps NUMBER | --train-batch-size-per-learner? --stop steps=NUMBER",
-    ),
-    **dict.fromkeys(("stop_reward", "reward_threshold", "as_test"), "--stop return=NUMBER"),
-    **dict.fromkeys(("stop_iters", "iterations", "iters", "max_iterations"), "--stop iterations=NUMBER"),
-    **dict.fromkeys(
-        ("timeout", "max_time", "budget"),
-        "--grace SECONDS | --time-budget SECONDS | --stop time=SECONDS",
-    ),
-    **dict.fromkeys(("env_id", "env_name", "gym_id", "e"), "--env ENV"),
-    **dict.fromkeys(
-        (
-            *(
-                "log_dir",
-                "logdir",
-                "local_dir",
-                "log_folder",
-                "save_dir",
-                "name",
-                "exp_name",
-                "experiment_name",
-            ),
-            *("run_dir", "storage_path", "output_dir", "dir", "f", "o", "out", "save", "save_path"),
+        "--stop return=NUMBER": "stop_reward reward_threshold as_test",
+        "--stop iterations=NUMBER": "stop_iters iterations iters max_iterations",
+        "--grace SECONDS | --time-budget SECONDS | --stop time=SECONDS": "timeout max_time budget",
+        "--env ENV": "env_id env_name gym_id e",
+        "--run-dir DIRECTORY | --dir DIRECTORY | --output PATH": (
+            "log_dir logdir local_dir log_folder save_dir name exp_name experiment_name run_dir storage_path "
+            "output_dir dir f o out save save_path"
         ),
-        "--run-dir DIRECTORY | --dir DIRECTORY | --output PATH",
-    ),
-    "output": "--json? --json FILE, or --video FILE | --run-dir DIRECTORY",
-    **dict.fromkeys(("tensorboard_log", "tensorboard", "tb", "logger"), "--log tb"),
-    **dict.fromkeys(("track", "wandb", "wandb_project_name"), "--log wandb"),
-    **dict.fromkeys(
-        ("wandb_entity", "wandb_tags", "wandb_mode", "wandb_group", "project", "group", "tags"),
-        "--log wandb, and W&B's environment variables: WANDB_PROJECT, WANDB_ENTITY, WANDB_MODE, WANDB_TAGS",
-    ),
-    **dict.fromkeys(
-        ("trained_agent", "restore", "load", "checkpoint", "resume_from", "i", "continue"),
-        "--resume RUN_OR_CHECKPOINT",
-    ),
-    "force": "--overwrite",
-    **dict.fromkeys(("device", "cuda", "num_gpus", "gpu", "gpus"), "--num-gpus-per-learner 1"),
-    **dict.fromkeys(("no_cuda", "cpu"), "--num-gpus-per-learner 0"),
-    **dict.fromkeys(("multi_gpu", "distributed", "ddp"), "--num-learners 2 --num-gpus-per-learner 1"),
-    **dict.fromkeys(
-        ("jobs", "n_jobs"), "--max-concurrent-trials NUMBER | --num-env-runners NUMBER | --env-runners NUMBER"
-    ),
-    **dict.fromkeys(
-        (
-            *("num_cpus", "threads", "runners", "num_env_runners", "num_workers", "workers", "nproc"),
-            *("ray_num_cpus", "num_processes", "parallel_envs"),
+        "--json? --json FILE, or --video FILE | --run-dir DIRECTORY": "output",
+        "--log tb": "tensorboard_log tensorboard tb logger",
+        "--log wandb": "track wandb wandb_project_name",
+        "--log wandb, and W&B's environment variables: WANDB_PROJECT, WANDB_ENTITY, WANDB_MODE, WANDB_TAGS": (
+            "wandb_entity wandb_tags wandb_mode wandb_group project group tags"
         ),
-        "--num-env-runners NUMBER | --env-runners NUMBER",
-    ),
-    "local_mode": "--num-env-runners 0",
-    **dict.fromkeys(
-        ("envs", "num_envs", "n_envs", "num_envs_per_env_runner"),
-        "--num-envs-per-env-runner NUMBER | --envs-per-env-runner NUMBER",
-    ),
-    "num_learners": "--learners NUMBER",
-    "num_threads": "--torch-num-threads NUMBER",
-    **dict.fromkeys(
-        ("net_arch", "policy_kwargs", "hidden_sizes", "hidden_size", "hidden_dim", "layers", "network"),
-        "--model-config fcnet_hiddens=[64,64]",
-    ),
-    "policy": "--model-config? nothing: the default networks fit the observation space",
-    "optimizer": "nothing: Adam; another one takes a learner_class, in Python",
-    **dict.fromkeys(("algo", "run", "algorithm"), "rlzmq train ALGORITHM --env ENV"),
-    "num_agents": "an env of several agents, with --policies and --policy-mapping-fn",
-    **dict.fromkeys(("use_lstm", "lstm", "recurrent"), "--model-config use_lstm=true"),
-    "buffer_size": "--replay-buffer-config capacity=NUMBER",
-    "record": "--video film.mp4",
-    **dict.fromkeys(
-        ("capture_video", "render", "render_mode"),
-        "--video film.mp4 | rlzmq evaluate RUN --video film.mp4, after the run",
-    ),
-    **dict.fromkeys(("save_model", "checkpoint_at_end"), "nothing: checkpoints are written to --run-dir"),
-    "save_replay_buffer": "--checkpoint-replay true",
-    "framework": "nothing: PyTorch is the only one",
-    "input": "rlzmq train bc --input DIRECTORY: online algorithms sample their data",
-    **dict.fromkeys(("ray_address", "hosts"), "--on ENGINE"),
-    **dict.fromkeys(("address", "bind", "ip"), "--join FILE | --host ADDRESS | --on ENGINE"),
-    "http": "--port NUMBER",
-    **dict.fromkeys(("progress", "p"), "--port NUMBER | nothing: a terminal shows the progress"),
-    "log_interval": "nothing: each iteration is in metrics.jsonl",
-    "csv": "nothing: all metrics are in metrics.jsonl of the run directory",
-    "uuid": "nothing: each run has its own directory",
-    "refresh": "--interval SECONDS",
-    "deterministic": "--episodes? nothing: without --explore actions are deterministic | --seed NUMBER",
-    "stochastic": "--explore",
-    "no_explore": "--episodes? nothing: without --explore actions are deterministic | --explore false",
-    "torch_deterministic": "--seed NUMBER",
-    **dict.fromkeys(("lr_schedule", "lr_decay", "anneal_lr"), "--lr '[[0, 1e-3], [1000000, 0]]'"),
-    "frame_stack": "--wrappers 'FrameStackObservation(stack_size=4)'",
-    **dict.fromkeys(("frame_skip", "atari"), "--is-atari true"),
-    **dict.fromkeys(
-        ("max_episode_steps", "time_limit", "horizon"), "--wrappers 'TimeLimit(max_episode_steps=NUMBER)'"
-    ),
-    **dict.fromkeys(("reward_scale", "normalize_reward", "norm_reward"), "--wrappers NormalizeReward"),
-    **dict.fromkeys(("normalize", "norm_obs", "normalize_obs"), "a connector, in Python: MeanStdFilter"),
-    "gym_packages": "--import MODULE",
-    **dict.fromkeys(
-        ("hyperparams", "hyperparameters", "conf_file", "yaml_file", "params"), "--config FILE.toml, or flags"
-    ),
-    "num_samples": "--trials NUMBER | rlzmq tune ALGORITHM --env ENV --lr 1e-4..1e-2:log",
-    **dict.fromkeys(
-        ("optimize", "optimize_hyperparameters"), "rlzmq tune ALGORITHM --env ENV --lr 1e-4..1e-2:log"
-    ),
-    **dict.fromkeys(
-        ("sampler", "pruner", "n_startup_trials", "search_alg", "scheduler"),
-        "rlzmq tune SPACE.toml, whose [tune] table has search_alg and scheduler",
-    ),
-    "eval_freq": "--evaluation-interval ITERATIONS",
-    "eval_episodes": "--evaluation-duration EPISODES",
-    **dict.fromkeys(
-        ("eval", "evaluate"), "--evaluation-interval ITERATIONS, or afterwards rlzmq evaluate RUN"
-    ),
-    **dict.fromkeys(("save_freq", "checkpoint_freq"), "--checkpoint-every-s SECONDS"),
-    **dict.fromkeys(("silent", "q"), "--quiet"),
-    **dict.fromkeys(("v", "debug"), "--log-level? --log-level DEBUG | --verbose"),
-    "verbose": "--quiet",
-    "n_trials": "--trials NUMBER",
-    **dict.fromkeys(("onnx", "pt2"), "--format onnx, or pt2"),
-    **dict.fromkeys(
-        ("upload_model", "hf_entity", "push_to_hub"), "nothing: a run directory can be copied anywhere"
-    ),
-}
+        "--resume RUN_OR_CHECKPOINT": "trained_agent restore load checkpoint resume_from i continue",
+        "--overwrite": "force",
+        "--num-gpus-per-learner 1": "device cuda num_gpus gpu gpus",
+        "--num-gpus-per-learner 0": "no_cuda cpu",
+        "--num-learners 2 --num-gpus-per-learner 1": "multi_gpu distributed ddp",
+        "--max-concurrent-trials NUMBER | --num-env-runners NUMBER | --env-runners NUMBER": "jobs n_jobs",
+        "--num-env-runners NUMBER | --env-runners NUMBER": (
+            "num_cpus threads runners num_env_runners num_workers workers nproc ray_num_cpus num_processes "
+            "parallel_envs"
+        ),
+        "--num-env-runners 0": "local_mode",
+        "--num-envs-per-env-runner NUMBER | --envs-per-env-runner NUMBER": (
+            "envs num_envs n_envs num_envs_per_env_runner"
+        ),
+        "--learners NUMBER": "num_learners",
+        "--torch-num-threads NUMBER": "num_threads",
+        "--model-config fcnet_hiddens=[64,64]": (
+            "net_arch policy_kwargs hidden_sizes hidden_size hidden_dim layers network"
+        ),
+        "--model-config? nothing: the default networks fit the observation space": "policy",
+        "nothing: Adam; another one takes a learner_class, in Python": "optimizer",
+        "rlzmq train ALGORITHM --env ENV": "algo run algorithm",
+        "an env of several agents, with --policies and --policy-mapping-fn": "num_agents",
+        "--model-config use_lstm=true": "use_lstm lstm recurrent",
+        "--replay-buffer-config capacity=NUMBER": "buffer_size",
+        "--video film.mp4": "record",
+        "--video film.mp4 | rlzmq evaluate RUN --video film.mp4, after the run": (
+            "capture_video render render_mode"
+        ),
+        "nothing: checkpoints are written to --run-dir": "save_model checkpoint_at_end",
+        "--checkpoint-replay true": "save_replay_buffer",
+        "nothing: PyTorch is the only one": "framework",
+        "rlzmq train bc --input DIRECTORY: online algorithms sample their data": "input",
+        "--on ENGINE": "ray_address hosts",
+        "--join FILE | --host ADDRESS | --on ENGINE": "address bind ip",
+        "--port NUMBER": "http",
+        "--port NUMBER | nothing: a terminal shows the progress": "progress p",
+        "nothing: each iteration is in metrics.jsonl": "log_interval",
+        "nothing: all metrics are in metrics.jsonl of the run directory": "csv",
+        "nothing: each run has its own directory": "uuid",
+        "--interval SECONDS": "refresh",
+        "--episodes? nothing: without --explore actions are deterministic | --seed NUMBER": "deterministic",
+        "--explore": "stochastic",
+        "--episodes? nothing: without --explore actions are deterministic | --explore false": "no_explore",
+        "--seed NUMBER": "torch_deterministic",
+        "--lr '[[0, 1e-3], [1000000, 0]]'": "lr_schedule lr_decay anneal_lr",
+        "--wrappers 'FrameStackObservation(stack_size=4)'": "frame_stack",
+        "--is-atari true": "frame_skip atari",
+        "--wrappers 'TimeLimit(max_episode_steps=NUMBER)'": "max_episode_steps time_limit horizon",
+        "--wrappers NormalizeReward": "reward_scale normalize_reward norm_reward",
+        "a connector, in Python: MeanStdFilter": "normalize norm_obs normalize_obs",
+        "--import MODULE": "gym_packages",
+        "--config FILE.toml, or flags": "hyperparams hyperparameters conf_file yaml_file params",
+        "--trials NUMBER | rlzmq tune ALGORITHM --env ENV --lr 1e-4..1e-2:log": "num_samples",
+        "rlzmq tune ALGORITHM --env ENV --lr 1e-4..1e-2:log": "optimize optimize_hyperparameters",
+        "rlzmq tune SPACE.toml, whose [tune] table has search_alg and scheduler": (
+            "sampler pruner n_startup_trials search_alg scheduler"
+        ),
+        "--evaluation-interval ITERATIONS": "eval_freq",
+        "--evaluation-duration EPISODES": "eval_episodes",
+        "--evaluation-interval ITERATIONS, or afterwards rlzmq evaluate RUN": "eval evaluate",
+        "--checkpoint-every-s SECONDS": "save_freq checkpoint_freq",
+        "--quiet": "silent q verbose",
+        "--log-level? --log-level DEBUG | --verbose": "v debug",
+        "--trials NUMBER": "n_trials",
+        "--format onnx, or pt2": "onnx pt2",
+        "nothing: a run directory can be copied anywhere": "upload_model hf_entity push_to_hub",
+    }
+)
 # Keys of results; the answers are paths, as --stop takes them.
 _RETURN = "env_runners/episode_return_mean"
 _STEPS = "num_env_steps_sampled_lifetime"
-_KEYS = {
-    **dict.fromkeys(
-        (
-            "reward",
-            "reward_mean",
-            "episode_reward",
-            "episode_reward_mean",
-            "episodic_return",
-            "ep_rew_mean",
-            "return_mean",
-            "score",
-            "mean_reward",
+_KEYS = _by_word(
+    {
+        _RETURN: (
+            "reward reward_mean episode_reward episode_reward_mean episodic_return ep_rew_mean return_mean "
+            "score mean_reward episode_return_mean episode_reward_max episode_reward_min"
         ),
-        _RETURN,
-    ),
-    **dict.fromkeys(("episode_return_mean", "episode_reward_max", "episode_reward_min"), _RETURN),
-    **dict.fromkeys(("episode_len_mean", "ep_len_mean", "episodic_length"), "env_runners/episode_len_mean"),
-    **dict.fromkeys(("episodes_total", "episodes"), "env_runners/num_episodes_lifetime"),
-    **dict.fromkeys(("episodes_this_iter",), "env_runners/num_episodes"),
-    **dict.fromkeys(
-        (
-            "timesteps_total",
-            "timesteps",
-            "total_timesteps",
-            "num_timesteps",
-            "global_step",
-            "agent_timesteps_total",
-            "num_env_steps_sampled",
+        "env_runners/episode_len_mean": "episode_len_mean ep_len_mean episodic_length",
+        "env_runners/num_episodes_lifetime": "episodes_total episodes",
+        "env_runners/num_episodes": "episodes_this_iter",
+        _STEPS: (
+            "timesteps_total timesteps total_timesteps num_timesteps global_step agent_timesteps_total "
+            "num_env_steps_sampled"
         ),
-        _STEPS,
-    ),
-    **dict.fromkeys(("iteration", "iter"), "training_iteration"),
-    **dict.fromkeys(("time_elapsed", "time_s", "seconds"), "time_total_s"),
-    **dict.fromkeys(("info", "learner", "loss"), "learners/default_policy"),
-    **dict.fromkeys(("sampler_results", "hist_stats", "rollout"), "env_runners"),
-    "num_env_steps_trained": "num_env_steps_trained_lifetime",
-    **dict.fromkeys(("custom_metrics", "counters", "policy_reward_mean"), "env_runners"),
-    **dict.fromkeys(("value_loss", "policy_loss", "losses"), "learners/default_policy"),
-    **dict.fromkeys(("sps", "fps"), "env_runners/num_env_steps_sampled_lifetime_throughput"),
-}
-_ALGORITHMS = {
-    "a2c": "PPO, which with num_epochs=1 is A2C",
-    "a3c": "IMPALA, which is asynchronous, too",
-    "acer": "IMPALA or APPO",
-    "ddpg": "TD3, which is DDPG with two critics, delays and target noise; SAC or TQC",
-    "droq": "SAC or TQC",
-    "crossq": "SAC or TQC; docs/examples/crossq.py is CrossQ in one file",
-    **dict.fromkeys(("trpo", "ppg", "reinforce", "pg", "vpg", "acktr", "ppo2"), "PPO"),
-    "gail": "BC or MARWIL, which learn from recorded episodes",
-    "ddppo": "PPO with learners(num_learners=…)",
-    "recurrentppo": "PPO with rl_module(model_config={'use_lstm': True})",
-    "ppo_lstm": "PPO with rl_module(model_config={'use_lstm': True})",
-    "maskableppo": "PPO: an env with a Dict observation that has an action mask",
-    "rainbow": "DQN with training(num_atoms=51, noisy=True, n_step=3)",
-    "c51": "DQN with training(num_atoms=51)",
-    "qrdqn": "DQN with training(num_atoms=51)",
-    "ddqn": "DQN, which has double_q=True",
-    "r2d2": "DQN with rl_module(model_config={'use_lstm': True})",
-    "apex": "DQN with env_runners(num_env_runners=…)",
-    "crr": "CQL or IQL",
-    "awac": "CQL or IQL",
-    "her": "SAC or DQN with training(replay_buffer_config={'type': 'HindsightEpisodeReplayBuffer'})",
-    "es": "PPO: there are no evolution strategies",
-    "ars": "PPO: there are no evolution strategies",
-    "dreamer": "PPO or SAC: there is no model-based algorithm",
-    "dreamerv3": "PPO or SAC: there is no model-based algorithm",
-}
+        "training_iteration": "iteration iter",
+        "time_total_s": "time_elapsed time_s seconds",
+        "learners/default_policy": "info learner loss value_loss policy_loss losses",
+        "env_runners": "sampler_results hist_stats rollout custom_metrics counters policy_reward_mean",
+        "num_env_steps_trained_lifetime": "num_env_steps_trained",
+        "env_runners/num_env_steps_sampled_lifetime_throughput": "sps fps",
+    }
+)
+_ALGORITHMS = _by_word(
+    {
+        "PPO, which with num_epochs=1 is A2C": "a2c",
+        "IMPALA, which is asynchronous, too": "a3c",
+        "IMPALA or APPO": "acer",
+        "TD3, which is DDPG with two critics, delays and target noise; SAC or TQC": "ddpg",
+        "SAC or TQC": "droq",
+        "SAC or TQC; docs/examples/crossq.py is CrossQ in one file": "crossq",
+        "PPO": "trpo ppg reinforce pg vpg acktr ppo2",
+        "BC or MARWIL, which learn from recorded episodes": "gail",
+        "PPO with learners(num_learners=…)": "ddppo",
+        "PPO with rl_module(model_config={'use_lstm': True})": "recurrentppo ppo_lstm",
+        "PPO: an env with a Dict observation that has an action mask": "maskableppo",
+        "DQN with training(num_atoms=51, noisy=True, n_step=3)": "rainbow",
+        "DQN with training(num_atoms=51)": "c51 qrdqn",
+        "DQN, which has double_q=True": "ddqn",
+        "DQN with rl_module(model_config={'use_lstm': True})": "r2d2",
+        "DQN with env_runners(num_env_runners=…)": "apex",
+        "CQL or IQL": "crr awac",
+        "SAC or DQN with training(replay_buffer_config={'type': 'HindsightEpisodeReplayBuffer'})": "her",
+        "PPO: there are no evolution strategies": "es ars",
+        "PPO or SAC: there is no model-based algorithm": "dreamer dreamerv3",
+    }
+)
 
-_COMMANDS = {
-    **dict.fromkeys(
-        ("learn", "fit", "run", "start", "experiment", "train-agent"), "rlzmq train ALGORITHM --env ENV"
-    ),
-    **dict.fromkeys(("algos", "algorithms", "models"), "rlzmq train, which lists them"),
-    **dict.fromkeys(("config", "settings"), "rlzmq train ALGORITHM --help-all"),
-    **dict.fromkeys(("resume", "continue"), "rlzmq train ALGORITHM --resume RUN"),
-    **dict.fromkeys(("eval", "test", "rollout"), "rlzmq evaluate RUN"),
-    **dict.fromkeys(
-        ("enjoy", "play", "render", "watch", "video", "record-video"), "rlzmq evaluate RUN --video film.mp4"
-    ),
-    **dict.fromkeys(("predict", "act", "infer"), "rlzmq serve RUN, or Policy.load(run) in Python"),
-    **dict.fromkeys(("optimize", "sweep", "search"), "rlzmq tune ALGORITHM --env ENV --lr 1e-4..1e-2:log"),
-    **dict.fromkeys(
-        ("tensorboard", "tb"), "rlzmq train … --log tb, then tensorboard --logdir RUN; or rlzmq dashboard"
-    ),
-    "wandb": "rlzmq train … --log wandb",
-    **dict.fromkeys(("list", "ls", "compare", "best", "benchmark"), "rlzmq runs, or rlzmq runs compare"),
-    **dict.fromkeys(("status", "info", "show", "view", "ps"), "rlzmq runs, or rlzmq top RUN"),
-    "report": "rlzmq plot RUN… -o curve.png",
-    **dict.fromkeys(("stop", "kill", "down"), "Ctrl-C in its terminal, or rlzmq launch stop RUN"),
-    "logs": "rlzmq launch logs RUN",
-    **dict.fromkeys(("env", "envs", "gym"), "rlzmq check-env ENV; gymnasium.pprint_registry() lists ids"),
-    **dict.fromkeys(("gpu", "check", "env-info"), "rlzmq doctor"),
-    **dict.fromkeys(("export-onnx", "convert"), "rlzmq export RUN"),
-    "worker": "rlzmq runner --join FILE",
-    **dict.fromkeys(("version", "-V", "-v"), "rlzmq --version"),
-    **dict.fromkeys(
-        ("init", "up", "submit", "new", "create", "head", "cluster", "attach"),
-        "nothing to start first: rlzmq train … --on ENGINE uses several machines",
-    ),
-    **dict.fromkeys(
-        ("push_to_hub", "load_from_hub", "hub", "upload", "download"),
-        "nothing: a run directory can be copied anywhere",
-    ),
-}
+_COMMANDS = _by_word(
+    {
+        "rlzmq train ALGORITHM --env ENV": "learn fit run start experiment train-agent",
+        "rlzmq train, which lists them": "algos algorithms models",
+        "rlzmq train ALGORITHM --help-all": "config settings",
+        "rlzmq train ALGORITHM --resume RUN": "resume continue",
+        "rlzmq evaluate RUN": "eval test rollout",
+        "rlzmq evaluate RUN --video film.mp4": "enjoy play render watch video record-video",
+        "rlzmq serve RUN, or Policy.load(run) in Python": "predict act infer",
+        "rlzmq tune ALGORITHM --env ENV --lr 1e-4..1e-2:log": "optimize sweep search",
+        "rlzmq train … --log tb, then tensorboard --logdir RUN; or rlzmq dashboard": "tensorboard tb",
+        "rlzmq train … --log wandb": "wandb",
+        "rlzmq runs, or rlzmq runs compare": "list ls compare best benchmark",
+        "rlzmq runs, or rlzmq top RUN": "status info show view ps",
+        "rlzmq plot RUN… -o curve.png": "report",
+        "Ctrl-C in its terminal, or rlzmq launch stop RUN": "stop kill down",
+        "rlzmq launch logs RUN": "logs",
+        "rlzmq check-env ENV; gymnasium.pprint_registry() lists ids": "env envs gym",
+        "rlzmq doctor": "gpu check env-info",
+        "rlzmq export RUN": "export-onnx convert",
+        "rlzmq runner --join FILE": "worker",
+        "rlzmq --version": "version -V -v",
+        "nothing to start first: rlzmq train … --on ENGINE uses several machines": (
+            "init up submit new create head cluster attach"
+        ),
+        "nothing: a run directory can be copied anywhere": "push_to_hub load_from_hub hub upload download",
+    }
+)
 
 _NETWORKS = "networks are torch.nn.Modules that a TorchRLModule builds in setup()"
 _MARKS = "leave it out: in RLlib it only marks a method for its readers"
@@ -404,327 +282,221 @@ _ACT = (
 _LOOP = "algo.train() in a loop, each call is one iteration; algo = config.build()"
 _VECTOR = "env_runners(num_env_runners=…, num_envs_per_env_runner=…), which makes the envs"
 
-_INSTEAD = {
-    # -- attributes of configs, algorithms and policies -----------------------------------------------
-    "learn": _LOOP,
-    "fit": _LOOP,
-    "train_on_batch": _LOOP,
-    "total_timesteps": "algo.train() in a loop until result['num_env_steps_sampled_lifetime'] is large enough",
-    "timesteps": "algo.train() in a loop until result['num_env_steps_sampled_lifetime'] is large enough",
-    **dict.fromkeys(
-        ("predict", "compute_single_action", "act", "get_action", "select_action", "choose_action", "sample"),
-        _ACT,
-    ),
-    "compute_actions": "policy.compute_actions(observations) with policy = Policy.load(run)",
-    "from_checkpoint": "Policy.load(path) to act, PPO.from_checkpoint(path) to train",
-    "load": "Policy.load(path) to act, PPO.from_checkpoint(path) to train",
-    "load_from_checkpoint": "Policy.load(path) to act, PPO.from_checkpoint(path) to train",
-    "load_checkpoint": "algo.restore(path), or PPO.from_checkpoint(path)",
-    **dict.fromkeys(("save_model", "save", "export_policy_checkpoint"), "algo.save(path)"),
-    "rollouts": "env_runners(num_env_runners=…)",
-    "exploration": "env_runners(explore=…); DQN has training(epsilon=…)",
-    "rollout_workers": "algo.env_runner_group",
-    "workers": "algo.env_runner_group",
-    "set_env": "config.environment(env), before config.build()",
-    "get_env": "config.env",
-    "evaluate_policy": "algo.evaluate(), evaluate_checkpoint(run) or `rlzmq evaluate RUN`",
-    "policy": "algo.get_module()",
-    "get_parameters": "algo.get_module().state_dict()",
-    "set_parameters": "algo.get_module().load_state_dict(…), then algo.sync_weights()",
-    "parameters": "algo.get_module().parameters()",
-    "export_model": "`rlzmq export RUN`, which writes ONNX or torch.export",
-    "export_policy_model": "`rlzmq export RUN`, which writes ONNX or torch.export",
-    **dict.fromkeys(
-        ("replay_buffer", "replay_buffer_class", "replay_buffer_kwargs"),
-        "training(replay_buffer_config={'capacity': …}), in DQN, SAC, TD3, TQC",
-    ),
-    **dict.fromkeys(
-        ("save_replay_buffer", "load_replay_buffer"),
-        "checkpointing(checkpoint_replay=True): checkpoints have it",
-    ),
-    "optimize_memory_usage": "nothing: a buffer stores each observation once",
-    **dict.fromkeys(
-        ("_init_setup_model", "monitor_wrapper", "create_eval_env", "policy_map_capacity", "observation_fn"),
-        "nothing: leave it out",
-    ),
-    **dict.fromkeys(
-        (
-            "_enable_new_api_stack",
-            "_enable_rl_module_api",
-            "_enable_learner_api",
-            "_disable_preprocessor_api",
+_INSTEAD = _by_word(
+    {
+        _LOOP: (
+            "learn fit train_on_batch step_per_epoch step_per_collect max_epoch n_iterations run train step "
+            "Trainer OnpolicyTrainer OffpolicyTrainer Agent"
         ),
-        "nothing: only the new API stack exists",
-    ),
-    **dict.fromkeys(
-        ("logger", "set_logger", "logger_creator", "logger_config"), "`rlzmq train --log tb`, or callbacks(…)"
-    ),
-    "eval_env": "evaluation(evaluation_config={'env': …})",
-    "best_model_save_path": "nothing: algo.keep_checkpoints(directory) keeps the best one, too",
-    "deterministic": "evaluation(evaluation_config={'explore': False})",
-    "stop": "a condition in the loop, or `rlzmq train --stop`",
-    "env": "algo.config.env",
-    "observation_space": "algo.get_module().observation_space",
-    "device": "config.learners(num_gpus_per_learner=…)",
-    **dict.fromkeys(("num_timesteps", "timesteps_total"), "result['num_env_steps_sampled_lifetime']"),
-    **dict.fromkeys(
-        ("rollout_buffer", "rollout_buffer_class", "collect_rollouts"), "algo.env_runner_group.sample(…)"
-    ),
-    **dict.fromkeys(("actor", "critic", "q_net"), "algo.get_module()"),
-    "forward": _ACT,
-    **dict.fromkeys(
-        ("model", "state_dict", "get_weights"), "algo.get_module() with algo = PPO.from_checkpoint(path)"
-    ),
-    "evaluation_workers": "algo.eval_env_runner_group",
-    "get_config": "algo.config",
-    "reset_config": "config.build(), for another config",
-    **dict.fromkeys(("cleanup", "close"), "algo.stop()"),
-    **dict.fromkeys(
-        ("eval", "test", "evaluate"), "algo.evaluate(), evaluate_checkpoint(run) or `rlzmq evaluate RUN`"
-    ),
-    "import_model": "PPO.from_checkpoint(path)",
-    "get_vec_normalize_env": "nothing: checkpoints have what connectors such as MeanStdFilter count",
-    "set_training_mode": "nothing: a policy only acts",
-    "get_initial_state": "policy.reset(), which begins with the initial state",
-    "policy_frequency": "nothing, or TD3, which has policy_delay",
-    **dict.fromkeys(
-        ("use_sde", "use_sde_at_warmup", "sde_sample_freq"),
-        "nothing: there is no state-dependent exploration",
-    ),
-    "optimizer": "a learner_class with configure_optimizers_for_module",
-    "eps_test": "evaluation(evaluation_config={'explore': False})",
-    "num_cpus_per_worker": "nothing: processes have no quota; env_runners(num_env_runners=…) sets how many there are",
-    **dict.fromkeys(("step_per_epoch", "step_per_collect", "max_epoch", "n_iterations"), _LOOP),
-    "tensorboard_log": "`rlzmq train --log tb`",
-    "verbose": "debugging(log_level=…)",
-    "callback": "callbacks(MyCallback)",
-    "run": _LOOP,
-    "train": _LOOP,
-    "step": _LOOP,
-    # -- names of Stable-Baselines3 and CleanRL --------------------------------------------------------
-    **dict.fromkeys(
-        (
-            "make_vec_env",
-            "DummyVecEnv",
-            "SubprocVecEnv",
-            "make_atari_env",
-            "VecEnv",
-            "AsyncVectorEnv",
-            "SyncVectorEnv",
-            "DummyVectorEnv",
-            "SubprocVectorEnv",
-            "ShmemVectorEnv",
+        "algo.train() in a loop until result['num_env_steps_sampled_lifetime'] is large enough": (
+            "total_timesteps timesteps"
         ),
-        _VECTOR,
-    ),
-    "VecNormalize": "the connector MeanStdFilter, with env_runners(env_to_module_connector=…)",
-    "VecFrameStack": "the connector FrameStackingEnvToModule, with env_runners(env_to_module_connector=…)",
-    "Monitor": "nothing: results have the episodes' returns and lengths",
-    "VecMonitor": "nothing: results have the episodes' returns and lengths",
-    **dict.fromkeys(("RecordVideo", "VecVideoRecorder"), "`rlzmq evaluate RUN --video film.mp4`"),
-    "VecTransposeImage": "nothing: the default networks take images as they are",
-    **dict.fromkeys(("unwrap_wrapper", "is_wrapped"), "env.unwrapped, or env.get_wrapper_attr(name)"),
-    "get_system_info": "`rlzmq doctor`",
-    **dict.fromkeys(("configure", "Logger", "SummaryWriter", "wandb"), "`rlzmq train --log tb,wandb`"),
-    "constant_fn": "the value itself",
-    "ts2xy": "`rlzmq plot RUN…`, or the lines of metrics.jsonl",
-    "ActionMasker": "an env with a Dict observation that has an action_mask",
-    **dict.fromkeys(
-        ("Args", "Config", "AlgorithmSpec", "DEFAULT_CONFIG"), "an algorithm's config: PPOConfig"
-    ),
-    "layer_init": "torch.nn.init",
-    **dict.fromkeys(("Runner", "SyncDataCollector", "MultiSyncDataCollector"), "SingleAgentEnvRunner"),
-    **dict.fromkeys(("GymEnv", "TransformedEnv"), _VECTOR),
-    "ParallelEnv": "PettingZoo's; ParallelPettingZooEnv makes an env of several agents of it",
-    **dict.fromkeys(("ProbabilisticActor", "ValueOperator", "TensorDictModule"), _NETWORKS),
-    "ClipPPOLoss": "PPOConfig; a learner_class has compute_loss_for_module",
-    "TensorDict": "a dict of tensors",
-    **dict.fromkeys(
-        ("make", "make_env", "Env"), "gymnasium's; config.environment(…) takes its ids and classes"
-    ),
-    **dict.fromkeys(("Trainer", "OnpolicyTrainer", "OffpolicyTrainer", "Agent"), _LOOP),
-    "Collector": "SingleAgentEnvRunner",
-    "VectorReplayBuffer": "EpisodeReplayBuffer",
-    **dict.fromkeys(
-        ("get_schedule_fn", "linear_schedule", "get_linear_fn", "LinearSchedule"),
-        "a list as the value: training(lr=[(0, 3e-4), (1_000_000, 0.0)])",
-    ),
-    **dict.fromkeys(("set_random_seed", "seed_everything"), "debugging(seed=…)"),
-    **dict.fromkeys(
-        ("StopTrainingOnNoModelImprovement", "StopTrainingOnMaxEpisodes"),
-        "a condition in the loop of algo.train()",
-    ),
-    "StopTrainingOnRewardThreshold": "a test of the return in the loop, or `rlzmq train --stop return=…`",
-    **dict.fromkeys(
-        ("NormalActionNoise", "OrnsteinUhlenbeckActionNoise"), "TD3Config().training(exploration_noise=…)"
-    ),
-    **dict.fromkeys(("results_plotter", "plot_results", "load_results"), "`rlzmq plot RUN…`"),
-    "safe_mean": "numpy.mean",
-    "register": "register_env",
-    **dict.fromkeys(
-        ("rllib", "air", "agents", "common"), "from rlzmq import PPOConfig: all names are in one module"
-    ),
-    "check_env": "`rlzmq check-env ENV`",
-    **dict.fromkeys(("BaseCallback", "CallbackList"), "Callback"),
-    "EvalCallback": "evaluation(evaluation_interval=…), or a Callback",
-    "CheckpointCallback": "algo.keep_checkpoints(directory), or a Callback",
-    "BaseAlgorithm": "Algorithm",
-    **dict.fromkeys(
-        ("MlpPolicy", "CnnPolicy", "MultiInputPolicy", "ActorCriticPolicy"),
-        "nothing: the default networks fit the observation space; set them with rl_module(model_config=…)",
-    ),
-    "BaseFeaturesExtractor": _NETWORKS,
-    "PrioritizedReplayBuffer": "PrioritizedEpisodeReplayBuffer",
-    "WandbCallback": "`rlzmq train --log wandb`",
-    "ProgressBarCallback": "nothing: `rlzmq train` shows its progress",
-    "HParam": "nothing: a run directory has all settings",
-    "HerReplayBuffer": "HindsightEpisodeReplayBuffer",
-    "load_from_zoo": "`rlzmq presets`, which lists settings that are known to learn",
-    **dict.fromkeys(("init", "is_initialized", "nodes"), "nothing: there is no cluster to start"),
-    **dict.fromkeys(
-        ("remote", "get", "put", "wait"),
-        "ActorSystem, whose handles have the methods of a class in another process",
-    ),
-    "serve": "`rlzmq serve RUN`",
-    "data": _OFFLINE,
-    "shutdown": "nothing: there is no cluster; algo.stop() ends a run",
-    # -- examples and utilities ---------------------------------------------------------------------
-    "add_rllib_example_script_args": _OWN_LOOP,
-    "run_rllib_example_script_experiment": _OWN_LOOP,
-    "get_algorithm_class": "get_trainable_cls",
-    "try_import_tf": "nothing: there is no TensorFlow",
-    "convert_to_numpy": "tensor.detach().cpu().numpy()",
-    "convert_to_torch_tensor": "torch.as_tensor(array)",
-    "one_hot": "torch.nn.functional.one_hot or numpy.eye(n)[index]",
-    "softmax": "torch.softmax",
-    "ENV_STATE": '"state"',
-    "ENCODER_OUT": '"encoder_out"',
-    "TARGET_NETWORK_ACTION_DIST_INPUTS": '"target_action_dist_inputs"',
-    "same_padding": "torch.nn.Conv2d(padding='same')",
-    "valid_padding": "torch.nn.Conv2d(padding=0)",
-    "FLOAT_MIN": "torch.finfo(torch.float32).min",
-    "FLOAT_MAX": "torch.finfo(torch.float32).max",
-    "explained_variance": "1 - residuals.var() / targets.var()",
-    "normc_initializer": "torch.nn.init",
-    "get_activation_fn": "a class of torch.nn, e.g. torch.nn.ReLU",
-    "make_target_network": "copy.deepcopy(network)",
-    "batch": "numpy.stack, for each leaf of a nested space",
-    "unbatch": "array[index], for each leaf of a nested space",
-    "flatten_space": "gymnasium.spaces.utils.flatten_space, or the FlattenObservations connector",
-    "get_base_struct_from_space": "the Dict or Tuple space itself, which has a mapping's or a sequence's methods",
-    "check": "numpy.testing.assert_allclose",
-    "check_learning_achieved": "an assert on result.metrics of a tune.Result, or `rlzmq train --stop`",
-    "pretty_print": "print(result): results print themselves in short",
-    "log_once": "warnings.warn",
-    "deprecation_warning": "warnings.warn",
-    "update_global_seed_if_necessary": "debugging(seed=…)",
-    "try_import_open_spiel": "import open_spiel",
-    "try_import_pyspiel": "import pyspiel",
-    "try_import_jax": "nothing: there is no JAX",
-    "resize": "cv2.resize, or the wrappers of gymnasium",
-    "ray": "nothing: there is no cluster to start",
-    # -- types --------------------------------------------------------------------------------------
-    "PolicyID": "str",
-    "EpisodeID": "str",
-    "EnvType": "gymnasium.Env | MultiAgentEnv",
-    "ParamDict": "dict[Any, torch.Tensor]",
-    "MultiAgentDict": "dict[str, Any]",
-    "NetworkType": "torch.nn.Module",
-    # -- the old stack ------------------------------------------------------------------------------
-    "DEFAULT_POLICY_ID": "DEFAULT_MODULE_ID",
-    "DefaultCallbacks": "RLlibCallback",
-    "PolicySpec": "RLModuleSpec",
-    "SampleBatch": "Columns for names of columns; batches are dicts of columns, data are episodes (EpisodeBatch)",
-    "MultiAgentBatch": "a dict of columns by module id; data are episodes (EpisodeBatch)",
-    "RolloutWorker": "SingleAgentEnvRunner",
-    "WorkerSet": "EnvRunnerGroup",
-    "ModelV2": "TorchRLModule",
-    "TorchModelV2": "TorchRLModule",
-    "ModelCatalog": f"{_NETWORKS}; rl_module(model_config=DefaultModelConfig(…)) sets those of the default modules",
-    "TorchMultiActionDistribution": "TorchMultiDistribution",
-    # -- environments -------------------------------------------------------------------------------
-    "wrap_atari_for_new_api_stack": "environment(…, is_atari=True), with FrameStackingEnvToModule or `--preset`",
-    "GroupAgentsWrapper": "MultiAgentEnv.with_agent_groups",
-    "VectorMultiAgentEnv": "env.envs, which has the MultiAgentEnvs of an env runner",
-    "OpenSpielEnv": "your own MultiAgentEnv around the game",
-    "DMCEnv": "environment('dm_control/cheetah-run-v0'), with rlzmq[dm-control]",
-    "ExternalEnv": _ACTING,
-    "RLlink": _ACTING,
-    "EnvRunnerServerForExternalInference": _ACTING,
-    # -- modules and learners -----------------------------------------------------------------------
-    "PPOTorchRLModule": "DefaultPPOTorchRLModule",
-    **dict.fromkeys(
-        ("DefaultBCTorchRLModule", "BCTorchRLModule", "IMPALATorchRLModule"), "DefaultPPOTorchRLModule"
-    ),
-    **dict.fromkeys(
-        ("DefaultDQNTorchRLModule", "DefaultSACTorchRLModule", "DefaultAPPOTorchRLModule"), _OWN_SPEC
-    ),
-    "Encoder": _NETWORKS,
-    "TorchModel": _NETWORKS,
-    "ModelConfig": _NETWORKS,
-    "OverrideToImplementCustomLogic": _MARKS,
-    "OverrideToImplementCustomLogic_CallToSuperRecommended": _MARKS,
-    "PublicAPI": _MARKS,
-    "DeveloperAPI": _MARKS,
-    "OldAPIStack": _MARKS,
-    "TrainingData": "Learner.update(episodes=…) or update(batch=…)",
-    "TorchMetaLearner": _NESTED,
-    "TorchDifferentiableLearner": _NESTED,
-    "DifferentiableLearnerConfig": _NESTED,
-    "DifferentiableAlgorithmConfig": _NESTED,
-    # -- data, trackers -----------------------------------------------------------------------------
-    "OfflineData": _OFFLINE,
-    "OfflinePreLearner": _OFFLINE,
-    "WandbLoggerCallback": "RunConfig(log='wandb') or `--log wandb`",
-    "MLflowLoggerCallback": "RunConfig(log='mlflow') or `--log mlflow`",
-}
+        _ACT: "predict compute_single_action act get_action select_action choose_action sample forward",
+        "policy.compute_actions(observations) with policy = Policy.load(run)": "compute_actions",
+        "Policy.load(path) to act, PPO.from_checkpoint(path) to train": (
+            "from_checkpoint load load_from_checkpoint"
+        ),
+        "algo.restore(path), or PPO.from_checkpoint(path)": "load_checkpoint",
+        "algo.save(path)": "save_model save export_policy_checkpoint",
+        "env_runners(num_env_runners=…)": "rollouts",
+        "env_runners(explore=…); DQN has training(epsilon=…)": "exploration",
+        "algo.env_runner_group": "rollout_workers workers",
+        "config.environment(env), before config.build()": "set_env",
+        "config.env": "get_env",
+        "algo.evaluate(), evaluate_checkpoint(run) or `rlzmq evaluate RUN`": "evaluate_policy eval test evaluate",
+        "algo.get_module()": "policy actor critic q_net",
+        "algo.get_module().state_dict()": "get_parameters",
+        "algo.get_module().load_state_dict(…), then algo.sync_weights()": "set_parameters",
+        "algo.get_module().parameters()": "parameters",
+        "`rlzmq export RUN`, which writes ONNX or torch.export": "export_model export_policy_model",
+        "training(replay_buffer_config={'capacity': …}), in DQN, SAC, TD3, TQC": (
+            "replay_buffer replay_buffer_class replay_buffer_kwargs"
+        ),
+        "checkpointing(checkpoint_replay=True): checkpoints have it": "save_replay_buffer load_replay_buffer",
+        "nothing: a buffer stores each observation once": "optimize_memory_usage",
+        "nothing: leave it out": (
+            "_init_setup_model monitor_wrapper create_eval_env policy_map_capacity observation_fn"
+        ),
+        "nothing: only the new API stack exists": (
+            "_enable_new_api_stack _enable_rl_module_api _enable_learner_api _disable_preprocessor_api"
+        ),
+        "`rlzmq train --log tb`, or callbacks(…)": "logger set_logger logger_creator logger_config",
+        "evaluation(evaluation_config={'env': …})": "eval_env",
+        "nothing: algo.keep_checkpoints(directory) keeps the best one, too": "best_model_save_path",
+        "evaluation(evaluation_config={'explore': False})": "deterministic eps_test",
+        "a condition in the loop, or `rlzmq train --stop`": "stop",
+        "algo.config.env": "env",
+        "algo.get_module().observation_space": "observation_space",
+        "config.learners(num_gpus_per_learner=…)": "device",
+        "result['num_env_steps_sampled_lifetime']": "num_timesteps timesteps_total",
+        "algo.env_runner_group.sample(…)": "rollout_buffer rollout_buffer_class collect_rollouts",
+        "algo.get_module() with algo = PPO.from_checkpoint(path)": "model state_dict get_weights",
+        "algo.eval_env_runner_group": "evaluation_workers",
+        "algo.config": "get_config",
+        "config.build(), for another config": "reset_config",
+        "algo.stop()": "cleanup close",
+        "PPO.from_checkpoint(path)": "import_model",
+        "nothing: checkpoints have what connectors such as MeanStdFilter count": "get_vec_normalize_env",
+        "nothing: a policy only acts": "set_training_mode",
+        "policy.reset(), which begins with the initial state": "get_initial_state",
+        "nothing, or TD3, which has policy_delay": "policy_frequency",
+        "nothing: there is no state-dependent exploration": "use_sde use_sde_at_warmup sde_sample_freq",
+        "a learner_class with configure_optimizers_for_module": "optimizer",
+        "nothing: processes have no quota; env_runners(num_env_runners=…) sets how many there are": (
+            "num_cpus_per_worker"
+        ),
+        "`rlzmq train --log tb`": "tensorboard_log",
+        "debugging(log_level=…)": "verbose",
+        "callbacks(MyCallback)": "callback",
+        _VECTOR: (
+            "make_vec_env DummyVecEnv SubprocVecEnv make_atari_env VecEnv AsyncVectorEnv SyncVectorEnv "
+            "DummyVectorEnv SubprocVectorEnv ShmemVectorEnv GymEnv TransformedEnv"
+        ),
+        "the connector MeanStdFilter, with env_runners(env_to_module_connector=…)": "VecNormalize",
+        "the connector FrameStackingEnvToModule, with env_runners(env_to_module_connector=…)": "VecFrameStack",
+        "nothing: results have the episodes' returns and lengths": "Monitor VecMonitor",
+        "`rlzmq evaluate RUN --video film.mp4`": "RecordVideo VecVideoRecorder",
+        "nothing: the default networks take images as they are": "VecTransposeImage",
+        "env.unwrapped, or env.get_wrapper_attr(name)": "unwrap_wrapper is_wrapped",
+        "`rlzmq doctor`": "get_system_info",
+        "`rlzmq train --log tb,wandb`": "configure Logger SummaryWriter wandb",
+        "the value itself": "constant_fn",
+        "`rlzmq plot RUN…`, or the lines of metrics.jsonl": "ts2xy",
+        "an env with a Dict observation that has an action_mask": "ActionMasker",
+        "an algorithm's config: PPOConfig": "Args Config AlgorithmSpec DEFAULT_CONFIG",
+        "torch.nn.init": "layer_init normc_initializer",
+        "SingleAgentEnvRunner": "Runner SyncDataCollector MultiSyncDataCollector Collector RolloutWorker",
+        "PettingZoo's; ParallelPettingZooEnv makes an env of several agents of it": "ParallelEnv",
+        _NETWORKS: (
+            "ProbabilisticActor ValueOperator TensorDictModule BaseFeaturesExtractor Encoder TorchModel "
+            "ModelConfig"
+        ),
+        "PPOConfig; a learner_class has compute_loss_for_module": "ClipPPOLoss",
+        "a dict of tensors": "TensorDict",
+        "gymnasium's; config.environment(…) takes its ids and classes": "make make_env Env",
+        "EpisodeReplayBuffer": "VectorReplayBuffer",
+        "a list as the value: training(lr=[(0, 3e-4), (1_000_000, 0.0)])": (
+            "get_schedule_fn linear_schedule get_linear_fn LinearSchedule"
+        ),
+        "debugging(seed=…)": "set_random_seed seed_everything update_global_seed_if_necessary",
+        "a condition in the loop of algo.train()": "StopTrainingOnNoModelImprovement StopTrainingOnMaxEpisodes",
+        "a test of the return in the loop, or `rlzmq train --stop return=…`": "StopTrainingOnRewardThreshold",
+        "TD3Config().training(exploration_noise=…)": "NormalActionNoise OrnsteinUhlenbeckActionNoise",
+        "`rlzmq plot RUN…`": "results_plotter plot_results load_results",
+        "numpy.mean": "safe_mean",
+        "register_env": "register",
+        "from rlzmq import PPOConfig: all names are in one module": "rllib air agents common",
+        "`rlzmq check-env ENV`": "check_env",
+        "Callback": "BaseCallback CallbackList",
+        "evaluation(evaluation_interval=…), or a Callback": "EvalCallback",
+        "algo.keep_checkpoints(directory), or a Callback": "CheckpointCallback",
+        "Algorithm": "BaseAlgorithm",
+        "nothing: the default networks fit the observation space; set them with rl_module(model_config=…)": (
+            "MlpPolicy CnnPolicy MultiInputPolicy ActorCriticPolicy"
+        ),
+        "PrioritizedEpisodeReplayBuffer": "PrioritizedReplayBuffer",
+        "`rlzmq train --log wandb`": "WandbCallback",
+        "nothing: `rlzmq train` shows its progress": "ProgressBarCallback",
+        "nothing: a run directory has all settings": "HParam",
+        "HindsightEpisodeReplayBuffer": "HerReplayBuffer",
+        "`rlzmq presets`, which lists settings that are known to learn": "load_from_zoo",
+        "nothing: there is no cluster to start": "init is_initialized nodes ray",
+        "ActorSystem, whose handles have the methods of a class in another process": "remote get put wait",
+        "`rlzmq serve RUN`": "serve",
+        _OFFLINE: "data OfflineData OfflinePreLearner",
+        "nothing: there is no cluster; algo.stop() ends a run": "shutdown",
+        _OWN_LOOP: "add_rllib_example_script_args run_rllib_example_script_experiment",
+        "get_trainable_cls": "get_algorithm_class",
+        "nothing: there is no TensorFlow": "try_import_tf",
+        "tensor.detach().cpu().numpy()": "convert_to_numpy",
+        "torch.as_tensor(array)": "convert_to_torch_tensor",
+        "torch.nn.functional.one_hot or numpy.eye(n)[index]": "one_hot",
+        "torch.softmax": "softmax",
+        '"state"': "ENV_STATE",
+        '"encoder_out"': "ENCODER_OUT",
+        '"target_action_dist_inputs"': "TARGET_NETWORK_ACTION_DIST_INPUTS",
+        "torch.nn.Conv2d(padding='same')": "same_padding",
+        "torch.nn.Conv2d(padding=0)": "valid_padding",
+        "torch.finfo(torch.float32).min": "FLOAT_MIN",
+        "torch.finfo(torch.float32).max": "FLOAT_MAX",
+        "1 - residuals.var() / targets.var()": "explained_variance",
+        "a class of torch.nn, e.g. torch.nn.ReLU": "get_activation_fn",
+        "copy.deepcopy(network)": "make_target_network",
+        "numpy.stack, for each leaf of a nested space": "batch",
+        "array[index], for each leaf of a nested space": "unbatch",
+        "gymnasium.spaces.utils.flatten_space, or the FlattenObservations connector": "flatten_space",
+        "the Dict or Tuple space itself, which has a mapping's or a sequence's methods": (
+            "get_base_struct_from_space"
+        ),
+        "numpy.testing.assert_allclose": "check",
+        "an assert on result.metrics of a tune.Result, or `rlzmq train --stop`": "check_learning_achieved",
+        "print(result): results print themselves in short": "pretty_print",
+        "warnings.warn": "log_once deprecation_warning",
+        "import open_spiel": "try_import_open_spiel",
+        "import pyspiel": "try_import_pyspiel",
+        "nothing: there is no JAX": "try_import_jax",
+        "cv2.resize, or the wrappers of gymnasium": "resize",
+        "str": "PolicyID EpisodeID",
+        "gymnasium.Env | MultiAgentEnv": "EnvType",
+        "dict[Any, torch.Tensor]": "ParamDict",
+        "dict[str, Any]": "MultiAgentDict",
+        "torch.nn.Module": "NetworkType",
+        "DEFAULT_MODULE_ID": "DEFAULT_POLICY_ID",
+        "RLlibCallback": "DefaultCallbacks",
+        "RLModuleSpec": "PolicySpec",
+        "Columns for names of columns; batches are dicts of columns, data are episodes (EpisodeBatch)": (
+            "SampleBatch"
+        ),
+        "a dict of columns by module id; data are episodes (EpisodeBatch)": "MultiAgentBatch",
+        "EnvRunnerGroup": "WorkerSet",
+        "TorchRLModule": "ModelV2 TorchModelV2",
+        f"{_NETWORKS}; rl_module(model_config=DefaultModelConfig(…)) sets those of the default modules": (
+            "ModelCatalog"
+        ),
+        "TorchMultiDistribution": "TorchMultiActionDistribution",
+        "environment(…, is_atari=True), with FrameStackingEnvToModule or `--preset`": (
+            "wrap_atari_for_new_api_stack"
+        ),
+        "MultiAgentEnv.with_agent_groups": "GroupAgentsWrapper",
+        "env.envs, which has the MultiAgentEnvs of an env runner": "VectorMultiAgentEnv",
+        "your own MultiAgentEnv around the game": "OpenSpielEnv",
+        "environment('dm_control/cheetah-run-v0'), with rlzmq[dm-control]": "DMCEnv",
+        _ACTING: "ExternalEnv RLlink EnvRunnerServerForExternalInference",
+        "DefaultPPOTorchRLModule": "PPOTorchRLModule DefaultBCTorchRLModule BCTorchRLModule IMPALATorchRLModule",
+        _OWN_SPEC: "DefaultDQNTorchRLModule DefaultSACTorchRLModule DefaultAPPOTorchRLModule",
+        _MARKS: (
+            "OverrideToImplementCustomLogic OverrideToImplementCustomLogic_CallToSuperRecommended PublicAPI "
+            "DeveloperAPI OldAPIStack"
+        ),
+        "Learner.update(episodes=…) or update(batch=…)": "TrainingData",
+        _NESTED: (
+            "TorchMetaLearner TorchDifferentiableLearner DifferentiableLearnerConfig "
+            "DifferentiableAlgorithmConfig"
+        ),
+        "RunConfig(log='wandb') or `--log wandb`": "WandbLoggerCallback",
+        "RunConfig(log='mlflow') or `--log mlflow`": "MLflowLoggerCallback",
+    }
+)
 # Of these, what an import accepts all the same, with one warning that says what is written above: where each one is.
-_HELPERS = "algorithms.rllib_helpers"
-_ACCEPTED = {
-    "BCCatalog",
-    "Catalog",
-    "DQNCatalog",
-    "DEFAULT_POLICY_ID",
-    "DefaultBCTorchRLModule",
-    "DefaultCallbacks",
-    "ENCODER_OUT",
-    "ENV_STATE",
-    "EnvType",
-    "FLOAT_MAX",
-    "FLOAT_MIN",
-    "NetworkType",
-    "PPOCatalog",
-    "PPOTorchRLModule",
-    "PolicySpec",
-    "SACCatalog",
-    "SampleBatch",
-    "TARGET_NETWORK_ACTION_DIST_INPUTS",
-    "VectorMultiAgentEnv",
-    "batch",
-    "convert_to_numpy",
-    "convert_to_torch_tensor",
-    "flatten_space",
-    "get_activation_fn",
-    "make_target_network",
-    "normc_initializer",
-    "one_hot",
-    "resize",
-    "same_padding",
-    "softmax",
-    "try_import_tf",
-    "update_global_seed_if_necessary",
-    "valid_padding",
-    "wrap_atari_for_new_api_stack",
-}
-_BY_ENDING = {  # whole families
-    "Catalog": _NETWORKS,
-    "Extractor": _NETWORKS,
-    "CNN": _NETWORKS,
-    "EncoderConfig": _NETWORKS,
-    "HeadConfig": _NETWORKS,
-    "Policy": "Policy.load(run) to act, an algorithm's config to train: PPOConfig",  # Tianshou's PPOPolicy
-    "Agent": "an algorithm's config: PPOConfig",
-}
+_ACCEPTED = _by_word(
+    {
+        "algorithms.rllib_helpers": (
+            "BCCatalog Catalog DEFAULT_POLICY_ID DQNCatalog DefaultBCTorchRLModule DefaultCallbacks "
+            "ENCODER_OUT ENV_STATE EnvType FLOAT_MAX FLOAT_MIN NetworkType PPOCatalog PPOTorchRLModule "
+            "PolicySpec SACCatalog SampleBatch TARGET_NETWORK_ACTION_DIST_INPUTS VectorMultiAgentEnv batch "
+            "convert_to_numpy convert_to_torch_tensor flatten_space get_activation_fn make_target_network "
+            "normc_initializer one_hot resize same_padding softmax try_import_tf "
+            "update_global_seed_if_necessary valid_padding wrap_atari_for_new_api_stack"
+        )
+    }
+)
+_BY_ENDING = _by_word(
+    {
+        _NETWORKS: "Catalog Extractor CNN EncoderConfig HeadConfig",
+        "Policy.load(run) to act, an algorithm's config to train: PPOConfig": "Policy",
+        "an algorithm's config: PPOConfig": "Agent",
+    }
+)
 
 _IMPORTS_BY_ENDING = {  # of names to import that are not ours
     "Callback": "Callback",
@@ -775,7 +547,7 @@ def accepted_name(name: str, exports: Mapping[str, str]) -> tuple[str, str] | No
         exports: Public name -> its module.
     """
     if name in _ACCEPTED:
-        return _HELPERS, name
+        return _ACCEPTED[name], name
     learner = name.replace("TorchLearner", "Learner")
     return (exports[learner], learner) if learner != name and learner in exports else None
 
