@@ -56,40 +56,30 @@ _CHUNK_BYTES = 4096  # at most PIPE_BUF: a pipe that polls writable takes this m
 
 
 class StderrTail:
-    """One child's stderr, or its log file.
+    """One child's stderr, a pipe.
 
-    Without a log file the child's stderr is a pipe: :meth:`forward` copies it to this process's stderr
-    and keeps the last lines. Forwarding never blocks: while nothing reads this process's stderr, lines
-    are only kept. At a terminal, its stdout goes the same way. With a log file the child writes stdout
-    and stderr there.
+    `forward` copies it to this process's stderr and keeps the last lines. Forwarding never blocks: while nothing reads
+    this process's stderr, lines are only kept. At a terminal, its stdout goes the same way.
 
     Args:
         role: Put in front of every line.
-        log_path: File to append to, made with mode 0600; None for the pipe.
     """
 
-    def __init__(self, role: str, log_path: str | None) -> None:
+    def __init__(self, role: str) -> None:
         self._role = role
-        self._log_path = log_path
         self._lines: deque[str] = deque(maxlen=_NUM_LINES)
         self._partial = b""
-        self.fd: int | None = None
-        self._write_fd: int | None = None
-        if log_path is None:
-            self.fd, self._write_fd = os.pipe2(os.O_CLOEXEC)
-            os.set_blocking(self.fd, False)
+        ends = os.pipe2(os.O_CLOEXEC)
+        self.fd: int | None = ends[0]
+        self._write_fd: int | None = ends[1]
+        os.set_blocking(ends[0], False)
 
     def become_stderr(self) -> None:
-        """Make the pipe this process's stderr, or the log file its stdout and stderr; call it in the child."""
-        if self._write_fd is not None:
-            if os.isatty(1) and os.isatty(2):  # what it prints for the terminal is escaped, too
-                os.dup2(self._write_fd, 1)
-            os.dup2(self._write_fd, 2)
-        elif self._log_path is not None:
-            fd = os.open(self._log_path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
-            os.dup2(fd, 1)
-            os.dup2(fd, 2)
-            os.close(fd)
+        """Make the pipe this process's stderr; call it in the child."""
+        assert self._write_fd is not None
+        if os.isatty(1) and os.isatty(2):  # what it prints for the terminal is escaped, too
+            os.dup2(self._write_fd, 1)
+        os.dup2(self._write_fd, 2)
         self.close()
 
     def forward(self) -> bool:
@@ -118,14 +108,6 @@ class StderrTail:
 
     def lines(self) -> list[str]:
         """Return the last lines, oldest first."""
-        if self._log_path is not None:
-            try:
-                with open(self._log_path, "rb") as file:
-                    file.seek(max(0, os.fstat(file.fileno()).st_size - _TAIL_BYTES))
-                    for line in file.read(_TAIL_BYTES).splitlines():
-                        self._keep(line)
-            except OSError:
-                pass
         return list(self._lines)
 
     def close_write_end(self) -> None:
@@ -300,7 +282,7 @@ class _Server:
         request = json.loads(data)
         if request["op"] == "spawn":
             status, channel = (socket.socket(fileno=fd) for fd in fds)
-            self._spawn(request["role"], request["log_path"], status, channel)
+            self._spawn(request["role"], status, channel)
         elif request["op"] == "preload":
             with _ended_with_driver(self._lifeline_fd, self._end):
                 _import_all(request["modules"])
@@ -309,8 +291,8 @@ class _Server:
         elif request["op"] == "disown":
             self._directories.discard(request["path"])
 
-    def _spawn(self, role: str, log_path: str | None, status: socket.socket, channel: socket.socket) -> None:
-        tail = StderrTail(role, log_path)
+    def _spawn(self, role: str, status: socket.socket, channel: socket.socket) -> None:
+        tail = StderrTail(role)
         words_fd = make_words_channel()
         try:
             pid = os.fork()

@@ -206,12 +206,11 @@ class ForkServer:
         """Send a signal to the server; do nothing if it has ended."""
         self._process.send_signal(number)
 
-    def spawn(self, role: str, *, log_path: str | None = None) -> ForkedChild:
+    def spawn(self, role: str) -> ForkedChild:
         """Request a child that runs :func:`rlzmq.actors.child.run_child`; call it on a running event loop.
 
         Args:
             role: Its name: in front of its stderr lines and in error texts.
-            log_path: File for its stdout and stderr; None leaves stdout as it is and passes stderr on.
 
         Returns:
             The child; await its ``started`` to know that the fork succeeded.
@@ -224,7 +223,7 @@ class ForkServer:
         child = ForkedChild(status, channel, self.pid)
         try:
             self._request(
-                {"op": "spawn", "role": role, "log_path": log_path},
+                {"op": "spawn", "role": role},
                 (their_status.fileno(), their_channel.fileno()),
             )
         except BaseException:

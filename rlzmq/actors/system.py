@@ -27,7 +27,6 @@ from rlzmq.actors.process_state import is_stopped
 from rlzmq.core import faults
 from rlzmq.core.addresses import SocketDirectory, process_directory
 from rlzmq.core.errors import ClosedError, ConfigurationError, DeadlineError, PeerLostError
-from rlzmq.core.files import make_directories
 from rlzmq.core.patience import FACTOR, CoreWait, FairClock, Patience
 from rlzmq.core.tracebacks import ShortTraceback
 from rlzmq.net.context import Context
@@ -116,7 +115,8 @@ class ActorSystem:
 
     Processes are forks of a server that has torch, numpy and gymnasium imported (a few hundredths of a
     second each once it is warm). They die with this process, however it ends. User classes may be
-    defined anywhere, ``__main__`` and notebooks included, without an ``if __name__`` guard.
+    defined anywhere, ``__main__`` and notebooks included, without an ``if __name__`` guard. They write to this process's
+    stdout; lines on their stderr are passed on with their name in front.
 
     The system belongs to the event loop on which it is started; use its methods and handles there only.
 
@@ -126,8 +126,6 @@ class ActorSystem:
         spawn_deadline_s: Bound of one spawn: process, imports, constructor. 0: none.
         stop_timeout_s: How long actors may take to stop before they are killed.
         max_message_bytes: Largest single array of an argument or result.
-        log_dir: Directory for one ``<name>.log`` per actor, with its stdout and stderr. Without it
-            stdout is shared with this process, and stderr lines are passed on with the name in front.
 
     Example:
         >>> async with ActorSystem() as system:  # doctest: +SKIP
@@ -142,13 +140,11 @@ class ActorSystem:
         spawn_deadline_s: float = 120.0,
         stop_timeout_s: float = 5.0,
         max_message_bytes: int = _MAX_MESSAGE_BYTES,
-        log_dir: str | os.PathLike[str] | None = None,
     ) -> None:
         self._call_deadline_s = call_deadline_s
         self._spawn_deadline_s = spawn_deadline_s
         self._stop_timeout_s = stop_timeout_s
         self._max_message_bytes = max_message_bytes
-        self._log_dir = None if log_dir is None else Path(log_dir)
         self._links: dict[str, ProcessLink] = {}  # by routing id
         self._watched: list[Watched] = []
         self._local_links: list[LocalLink] = []
@@ -177,8 +173,6 @@ class ActorSystem:
         if self._loop is not None:
             return self
         self._loop = asyncio.get_running_loop()
-        if self._log_dir is not None:
-            make_directories(self._log_dir)
         server = get_fork_server()
         self._context = Context()
         self._directory = SocketDirectory(before=lambda path: self._let_own(server, path))
@@ -401,8 +395,7 @@ class ActorSystem:
             assert self._directory is not None
             self._let_own(server, self._directory.path)
         routing_id = f"{role}#{next(self._routing_ids)}"
-        log_path = None if self._log_dir is None else str(self._log_dir.absolute() / f"{role}.log")
-        child = server.spawn(role, log_path=log_path)
+        child = server.spawn(role)
         router = self._router
         assert router is not None
 

@@ -364,18 +364,6 @@ async def test_messages_are_bounded_on_both_sides() -> None:
         assert await actor.add(1) == 1
 
 
-async def test_a_log_dir_takes_both_streams(tmp_path: Path) -> None:
-    log_dir = tmp_path / "made" / "for_it"
-    async with ActorSystem(log_dir=log_dir) as system:
-        actor = await system.spawn(Recorder, name="rec")
-        await actor.complain("something is wrong")
-        with pytest.raises(PeerLostError, match="something is wrong"):
-            await actor.end("kill")
-    log = log_dir / "rec.log"
-    assert {"something is wrong", "to stdout", "last words"} <= set(log.read_text().splitlines())
-    assert log.stat().st_mode & 0o777 == 0o600
-
-
 async def test_a_hanging_actor_shows_its_stacks(system: ActorSystem) -> None:
     actor = await system.spawn(Recorder)
     task = asyncio.create_task(actor.sleep(60))
