@@ -230,6 +230,7 @@ class TrainRows:
         steps: int64[N], slot of each row's step; an extra row repeats its chunk's last step.
         extra: int64[C], the extra rows; empty unless `add_one_ts` was called.
         last: int64[C], row of each chunk's last step.
+        is_real: bool[N], whether each row is a step, not an extra row.
     """
 
     def __init__(
@@ -260,6 +261,8 @@ class TrainRows:
         self.last: IntArray = ends - 1 - num_extra
         self.steps: IntArray = self.observations.copy()
         self.steps[self.extra] -= 1
+        self.is_real: BoolArray = np.ones(len(self.steps), np.bool_)
+        self.is_real[self.extra] = False
 
     def __len__(self) -> int:
         return len(self.steps)
@@ -267,13 +270,6 @@ class TrainRows:
     def add_one_ts(self) -> None:
         """Give each chunk an extra row, for its last observation. Call it before there are columns."""
         self._lay_out(1)
-
-    @property
-    def is_real(self) -> BoolArray:
-        """bool[N], whether each row is a step, not an extra row."""
-        real = np.ones(len(self), np.bool_)
-        real[self.extra] = False
-        return real
 
     def at_ends(self, flags: BoolArray) -> BoolArray:
         """Return bool[N]: the chunks' `flags` at their last steps, False elsewhere."""

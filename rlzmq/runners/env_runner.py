@@ -221,7 +221,8 @@ class EnvRunner(TellsUncalled, EnvRunnerState):
             self.generator.manual_seed(derive_seed(self.seed, "policy", self.stream_index, incarnation))
         self.num_env_failures = 0
         self._num_failures_in_a_row = 0
-        self._waiting_since, self._endless_after_s = 0.0, math.inf
+        self._waiting_since = 0.0  # for episodes that end
+        self._endless_after_s: float | None = None
         self._failures = EnvFailures(self)
         self._num_env_steps_lifetime_base = 0
         self._num_env_steps_since_base = 0
@@ -340,7 +341,7 @@ class EnvRunner(TellsUncalled, EnvRunnerState):
             self.shared_data.clear()
             self.shared_data["generator"] = self.generator
             sampler.reset()
-        self._waiting_since, self._endless_after_s = start_s, self._endless_limit_s()
+        self._waiting_since, self._endless_after_s = start_s, None
         try:
             batch, finished, num_vector_steps = sampler.run(request)
         except BaseException:
@@ -364,6 +365,8 @@ class EnvRunner(TellsUncalled, EnvRunnerState):
     def wait_for_ends(self, num_env_steps: int) -> None:
         """Log a warning if a request for whole episodes has seen none end for long; called now and then."""
         waited_s = time.perf_counter() - self._waiting_since
+        if self._endless_after_s is None:
+            self._endless_after_s = self._endless_limit_s()
         if waited_s >= self._endless_after_s:
             self._endless_after_s = _ENDLESS_AGAIN * waited_s
             _log.warning(

@@ -529,24 +529,21 @@ class NumpyToTensor(ConnectorV2):
 
     def train_rows(self, rows: TrainRows) -> None:
         """Row form of `__call__`. The tensors stay on the CPU; minibatches are moved."""
-        rows.columns = {name: self._convert(name, column) for name, column in rows.columns.items()}
+        for name, column in rows.columns.items():
+            rows.columns[name] = self._convert(name, column)
 
     def _convert(self, name: str, data: object, device: object = None, pin_memory: bool = False) -> Any:
-        if name == Columns.INFOS:
-            return data
         if isinstance(data, dict):
             return {key: self._convert(key, part, device, pin_memory) for key, part in data.items()}
-
-        def convert(leaf: Any) -> Any:
-            tensor = to_tensor(leaf, device, pin_memory=pin_memory)
-            if self.as_learner_connector and isinstance(tensor, np.ndarray) and tensor.size:
-                raise ValueError(
-                    f"column {name!r}: expected numbers to learn from, got {type(tensor.flat[0]).__name__} "
-                    f"{tensor.flat[0]!r:.80}. Turn it into numbers, or leave it out, in a learner connector piece."
-                )
-            return tensor
-
-        return tree_map(convert, data)
+        if isinstance(data, tuple):
+            return tuple(self._convert(name, part, device, pin_memory) for part in data)
+        tensor = to_tensor(data, device, pin_memory=pin_memory)  # lists, of infos, stay what they are
+        if self.as_learner_connector and isinstance(tensor, np.ndarray) and tensor.size:
+            raise ValueError(
+                f"column {name!r}: expected numbers to learn from, got {type(tensor.flat[0]).__name__} "
+                f"{tensor.flat[0]!r:.80}. Turn it into numbers, or leave it out, in a learner connector piece."
+            )
+        return tensor
 
     def to_torch(self, *, rl_module: Any, agent_id: Hashable) -> TorchPiece:
         """See ConnectorV2. float64 becomes float32."""

@@ -48,24 +48,16 @@ class ChunkRows:
         columns: ``rewards``, the estimator's `reads`, and the outputs of `evaluate`: float64 arrays [N].
         terminated_N, truncated_N: Whether the episode ended with this row's step.
         lengths_C: Number of rows of each chunk, including the extra one.
+        extra_C: Index of each chunk's extra row.
+        real_N: Whether each row is a step, not an extra row.
     """
 
     columns: dict[str, npt.NDArray[np.float64]]
     terminated_N: npt.NDArray[np.bool_]
     truncated_N: npt.NDArray[np.bool_]
     lengths_C: npt.NDArray[np.int64]
-
-    @property
-    def extra_C(self) -> npt.NDArray[np.int64]:
-        """Index of each chunk's extra row."""
-        return np.cumsum(self.lengths_C) - 1
-
-    @property
-    def real_N(self) -> npt.NDArray[np.bool_]:
-        """Whether each row is a step, not an extra row."""
-        real = np.ones(len(self.terminated_N), np.bool_)
-        real[self.extra_C] = False
-        return real
+    extra_C: npt.NDArray[np.int64]
+    real_N: npt.NDArray[np.bool_]
 
     def bootstrap_C(self, values_N: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
         """Return the value after each chunk's last step: that of its extra row, or 0 if the episode terminated."""
@@ -237,32 +229,27 @@ class WholeBatchEstimator(ConnectorV2):
             return array if real is None else array[real]
 
         given = {name: columns[name] for name in (Columns.REWARDS, *self.reads)} | outputs
-        flat = ChunkRows(
-            {name: rows(tensor).astype(np.float64) for name, tensor in given.items()},
-            rows(columns[Columns.TERMINATEDS]).astype(np.bool_),
-            rows(columns[Columns.TRUNCATEDS]).astype(np.bool_),
-            lengths,
-        )
-        _check(flat, next(iter(outputs)), module_id)
+        values = {name: rows(tensor).astype(np.float64) for name, tensor in given.items()}
+        terminated = rows(columns[Columns.TERMINATEDS]).astype(np.bool_)
+        truncated = rows(columns[Columns.TRUNCATEDS]).astype(np.bool_)
+        num_rows, extra = len(values[next(iter(outputs))]), np.cumsum(lengths) - 1
+        if num_rows != extra[-1] + 1:
+            raise ValueError(
+                f"module {module_id!r}: expected one row per step of its episodes, {int(extra[-1]) + 1} (extra steps "
+                f"included), got {num_rows}. Do all pieces add as many items as steps?"
+            )
+        if lengths.min() < 2 or not (terminated | truncated)[extra - 1].all():
+            raise ValueError(
+                f"module {module_id!r}: every chunk needs an extra step after its last one, to bootstrap from: put "
+                "AddOneTsToEpisodesAndTruncate first in the pipeline."
+            )
+        is_step = np.ones(num_rows, np.bool_)
+        is_step[extra] = False
+        flat = ChunkRows(values, terminated, truncated, lengths, extra, is_step)
         device = getattr(next(iter(outputs.values())), "device", None)
         for name, result in self.estimate(flat).items():
             padded = result if real is None else split_and_zero_pad(result, lengths, shape[1])
             columns[name] = to_tensor(padded, device)
-
-
-def _check(rows: ChunkRows, output: str, module_id: object) -> None:
-    num_rows = len(rows.columns[output])
-    if num_rows != rows.lengths_C.sum():
-        raise ValueError(
-            f"module {module_id!r}: expected one row per step of its episodes, {int(rows.lengths_C.sum())} "
-            f"(extra steps included), got {num_rows}. Do all pieces add as many items as steps?"
-        )
-    done_N = rows.terminated_N | rows.truncated_N
-    if rows.lengths_C.min() < 2 or not done_N[rows.extra_C - 1].all():
-        raise ValueError(
-            f"module {module_id!r}: every chunk needs an extra step after its last one, to bootstrap from: "
-            "put AddOneTsToEpisodesAndTruncate first in the pipeline."
-        )
 
 
 def _are_rows(outputs: dict[str, Any], num_rows: int) -> bool:
