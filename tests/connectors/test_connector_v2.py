@@ -7,11 +7,10 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 import pytest
-from connector_fakes import OBS_SPACE, call, make_episode
+from connector_fakes import OBS_SPACE, make_episode
 
 from rlzmq.connectors.batching import BatchedNdArray, batch_items
 from rlzmq.connectors.connector_v2 import ConnectorV2
-from rlzmq.episodes.episode_batch import EpisodeBatch
 from rlzmq.episodes.multi_agent_episode import MultiAgentEpisode
 from rlzmq.episodes.single_agent_episode import SingleAgentEpisode
 
@@ -53,24 +52,12 @@ def test_the_iterator_yields_only_agents_that_stepped_unless_told_otherwise() ->
     assert (stepped, everybody) == (["a"], ["a", "b"])
 
 
-def test_the_iterator_goes_through_episode_batches_alone_and_in_lists() -> None:
-    batch = EpisodeBatch.from_episodes([make_episode(2), make_episode(3)])
-    assert [len(e) for e in ConnectorV2.single_agent_episode_iterator(batch)] == [2, 3]
-    assert [len(e) for e in ConnectorV2.single_agent_episode_iterator([batch, make_episode(1)])] == [2, 3, 1]
-
-
 def test_zip_with_batch_column_pairs_the_kth_item_with_the_kth_episode_of_a_key() -> None:
     one, two = make_episode(1), make_episode(1)
     chunk = SingleAgentEpisode(id_=one.id_, observations=[0])
     column = {(one.id_,): ["first", "third"], (two.id_,): ["second"]}
     pairs = ConnectorV2.single_agent_episode_iterator([one, two, chunk], zip_with_batch_column=column)
     assert [item for _, item in pairs] == ["first", "second", "third"]
-
-
-def test_zip_with_batch_column_takes_a_plain_list() -> None:
-    episodes = [make_episode(1), make_episode(1)]
-    pairs = list(ConnectorV2.single_agent_episode_iterator(episodes, zip_with_batch_column=[10, 20]))
-    assert pairs == [(episodes[0], 10), (episodes[1], 20)]
 
 
 def test_zip_with_batch_column_without_an_item_for_an_episode_is_an_error() -> None:
@@ -94,23 +81,6 @@ def test_items_of_an_agent_are_collected_by_multi_agent_episode_agent_and_module
     ConnectorV2.add_batch_item(batch, "c", 5, in_episode)
     ConnectorV2.add_batch_item(batch, "c", 6, alone)
     assert batch == {"c": {("E", "A", "M"): [5], ("S", "A", "M"): [6]}}
-
-
-def test_items_without_an_episode_make_a_plain_list() -> None:
-    batch: dict[str, Any] = {}
-    ConnectorV2.add_batch_item(batch, "c", 5)
-    ConnectorV2.add_n_batch_items(batch, "c", [6, 7], 2)
-    assert batch == {"c": [5, 6, 7]}
-
-
-def test_a_plain_list_and_items_by_episode_do_not_mix() -> None:
-    batch: dict[str, Any] = {"c": [1]}
-    with pytest.raises(ValueError, match="column 'c' holds list"):
-        ConnectorV2.add_batch_item(batch, "c", 5, make_episode(1))
-    by_episode: dict[str, Any] = {}
-    ConnectorV2.add_batch_item(by_episode, "c", 5, make_episode(1))
-    with pytest.raises(ValueError, match="column 'c' holds dict"):
-        ConnectorV2.add_batch_item(by_episode, "c", 5)
 
 
 def test_an_array_of_n_items_is_one_batched_entry() -> None:
@@ -154,12 +124,6 @@ def test_foreach_changes_several_columns_together() -> None:
     assert batch == {"a": {("E",): [11, 22]}, "b": {("E",): [1, 2]}}
 
 
-def test_foreach_keeps_batched_arrays_batched() -> None:
-    batch = {"a": {("E",): [BatchedNdArray(np.arange(3))]}}
-    ConnectorV2.foreach_batch_item_change_in_place(batch, "a", lambda item, *ids: np.asarray(item) * 2)
-    assert batch_items(batch["a"][("E",)]).tolist() == [0, 2, 4]
-
-
 def test_foreach_on_an_unknown_column_suggests_one() -> None:
     with pytest.raises(ValueError, match="Did you mean 'rewards'"):
         ConnectorV2.foreach_batch_item_change_in_place({"rewards": []}, "reward", lambda item, *ids: item)
@@ -182,7 +146,3 @@ def test_spaces_may_depend_on_attributes_set_after_super_init() -> None:
     piece = LateAttributes(OBS_SPACE, size=5)
     assert piece.observation_space is not None
     assert piece.observation_space.shape == (5,)
-
-
-def test_extra_keyword_arguments_of_the_base_class_are_accepted() -> None:
-    assert call(PassThrough(OBS_SPACE, None, anything=1), []) == {}

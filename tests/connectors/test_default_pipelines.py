@@ -5,8 +5,6 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
-import gymnasium as gym
-import numpy as np
 import pytest
 from connector_fakes import ACTION_SPACE, OBS_SPACE, call, make_episode
 
@@ -19,10 +17,9 @@ from rlzmq.connectors.defaults import (
     build_learner,
     build_module_to_env,
 )
-from rlzmq.connectors.env_to_module import FlattenObservations, FrameStackingEnvToModule, MeanStdFilter
+from rlzmq.connectors.env_to_module import MeanStdFilter
 from rlzmq.connectors.learner import (
     AddInfosFromEpisodesToTrainBatch,
-    AddNextObservationsFromEpisodesToTrainBatch,
     ComputeReturnsToGo,
     FrameStackingLearner,
     GeneralAdvantageEstimation,
@@ -154,27 +151,11 @@ def test_a_callable_with_too_many_arguments_is_an_error_that_shows_it() -> None:
         build_env_to_module(config(env_to_module_connector=lambda a, b, c, d: []), None, SPACES)
 
 
-def test_spaces_come_from_the_env_where_none_are_given() -> None:
-    env = SimpleNamespace(single_observation_space=OBS_SPACE, single_action_space=ACTION_SPACE)
-    pipeline = build_env_to_module(config(), env)
-    assert (pipeline.observation_space, pipeline.action_space) == (OBS_SPACE, ACTION_SPACE)
-
-
 def test_evaluation_pipelines_do_not_learn_from_samples() -> None:
     evaluating = config(env_to_module_connector=lambda env: MeanStdFilter(), in_evaluation=True)
     pipeline = build_env_to_module(evaluating, None, SPACES)
     call(pipeline, [make_episode(0, numpy=False)])
     assert pipeline.get_state() == {}
-
-
-def test_env_to_module_pipelines_know_what_episodes_store() -> None:
-    pieces = [MeanStdFilter(), FlattenObservations(), FrameStackingEnvToModule(num_frames=3)]
-    pipeline = build_env_to_module(config(env_to_module_connector=lambda: pieces), None, SPACES)
-    assert pipeline.on_rows
-    assert pipeline.stored_observation_space == gym.spaces.Box(-np.inf, np.inf, (2,), np.float32)
-    assert pipeline.observation_space is not None
-    assert pipeline.observation_space.shape == (6,)
-    assert pipeline.required_lookback == 2
 
 
 def test_learner_pipelines_of_algorithms_run_on_rows() -> None:
@@ -189,16 +170,6 @@ def test_learner_pipelines_of_algorithms_run_on_rows() -> None:
     add_estimator(pipeline, GeneralAdvantageEstimation(gamma=0.9, lambda_=0.95))
     assert pipeline.on_rows
     assert pipeline.adds_next_observations is None  # single steps are not enough
-
-
-def test_next_observations_before_pieces_that_rewrite_observations_need_episodes() -> None:
-    flatten = FlattenObservations(as_learner_connector=True)
-    for pieces, on_rows in (
-        ([flatten, AddNextObservationsFromEpisodesToTrainBatch()], True),
-        ([AddNextObservationsFromEpisodesToTrainBatch(), flatten], False),
-    ):
-        pipeline = build_learner(config(learner_connector=pieces), OBS_SPACE, ACTION_SPACE)
-        assert pipeline.on_rows is on_rows
 
 
 class OwnAdder(AddObservationsFromEpisodesToBatch):
@@ -242,13 +213,6 @@ class Reader(ConnectorV2):
 def test_pieces_without_a_row_form_are_called_with_episodes(pieces: Any) -> None:
     pipeline = build_env_to_module(config(env_to_module_connector=lambda: pieces), None, SPACES)
     assert not pipeline.on_rows
-
-
-def test_timed_pipelines_call_their_pieces() -> None:
-    timed = config(connector_timers=True)
-    for pipeline in (build_env_to_module(timed), build_module_to_env(timed), build_learner(timed)):
-        assert pipeline.time_pieces
-        assert not pipeline.on_rows
 
 
 def test_an_edit_decides_again_whether_pieces_are_called() -> None:

@@ -8,7 +8,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 import torch
-from connector_fakes import ACTION_SPACE, OBS_SPACE, ValueModule, call, make_episode
+from connector_fakes import ACTION_SPACE, OBS_SPACE, call, make_episode
 
 from rlzmq.connectors.common import AddObservationsFromEpisodesToBatch, BatchIndividualItems, NumpyToTensor
 from rlzmq.connectors.connector_v2 import ConnectorV2
@@ -44,55 +44,7 @@ def nested_episode() -> SingleAgentEpisode:
 # -- AddObservationsFromEpisodesToBatch -------------------------------------------------------------
 
 
-def test_the_last_observations_are_added_by_episode() -> None:
-    episodes = [make_episode(1), make_episode(2, numpy=False)]
-    batch = call(AddObservationsFromEpisodesToBatch(), episodes)
-    assert list(batch) == ["obs"]
-    assert list(batch["obs"]) == [(episode.id_,) for episode in episodes]
-    np.testing.assert_array_equal(batch["obs"][(episodes[1].id_,)], [[2.0, -2.0]])
-
-
-def test_learners_get_the_observations_of_all_steps_but_the_final_one() -> None:
-    episodes = [make_episode(2, lookback=1), make_episode(0, numpy=False)]
-    batch = call(AddObservationsFromEpisodesToBatch(as_learner_connector=True), episodes)
-    assert list(batch["obs"]) == [(episodes[0].id_,)]
-    np.testing.assert_array_equal(batch["obs"][(episodes[0].id_,)][0], [[1, -1], [2, -2]])
-
-
-def test_observations_that_are_there_already_are_left_alone() -> None:
-    assert call(AddObservationsFromEpisodesToBatch(), [make_episode(1)], {"obs": {}}) == {"obs": {}}
-
-
 # -- BatchIndividualItems, NumpyToTensor -------------------------------------------------------------
-
-
-def test_items_of_all_episodes_are_batched_in_order() -> None:
-    shared_data: dict[str, Any] = {}
-    batch = {"obs": {("A",): [np.zeros(2)], ("B",): [np.ones(2)]}, "plain": [1, 2, 3]}
-    batched = call(BatchIndividualItems(), [], batch, shared_data=shared_data)
-    assert batched["obs"].tolist() == [[0, 0], [1, 1]]
-    assert batched["plain"].tolist() == [1, 2, 3]
-    assert shared_data["memorized_map_structure"] == ["A", "B"]
-
-
-def test_infos_become_one_list_and_are_not_batched() -> None:
-    batch = {"infos": {("A",): [{"x": 1}], ("B",): [{}, {"y": 2}]}}
-    assert call(BatchIndividualItems(), [], batch)["infos"] == [{"x": 1}, {}, {"y": 2}]
-
-
-def test_data_goes_under_the_default_module_of_a_multi_rl_module() -> None:
-    batch = {"obs": {("A",): [np.zeros(2)]}, "rewards": {("A",): [1.0]}}
-    batched = call(BatchIndividualItems(), [], batch, rl_module={"default_policy": ValueModule()})
-    assert list(batched) == ["default_policy"]
-    assert set(batched["default_policy"]) == {"obs", "rewards"}
-
-
-def test_multi_agent_data_is_batched_by_module() -> None:
-    batch = {"m1": {"obs": [np.zeros(2), np.ones(2)], "infos": [{}, {}]}, "m2": {"obs": [np.zeros(3)]}}
-    batched = call(BatchIndividualItems(multi_agent=True), [], batch)
-    assert batched["m1"]["obs"].shape == (2, 2)
-    assert batched["m1"]["infos"] == [{}, {}]
-    assert batched["m2"]["obs"].shape == (1, 3)
 
 
 def test_items_of_different_shapes_are_an_error_that_names_the_column() -> None:
@@ -143,15 +95,6 @@ def test_removed_keys_are_neither_in_the_space_nor_in_the_observations() -> None
     assert piece.observation_space is not None
     assert piece.observation_space.shape == (1,)
     assert episode.get_observations(0).tolist() == [-10.0]
-
-
-def test_one_key_or_agent_may_be_given_as_a_string() -> None:
-    space = gym.spaces.Dict({key: gym.spaces.Discrete(2) for key in ("a", "b", "ab")})
-    piece = FlattenObservations(space, keys_to_remove="ab")
-    assert piece.observation_space == gym.spaces.Box(-np.inf, np.inf, (4,), np.float32)
-    of_agents = FlattenObservations(space, multi_agent=True, agent_ids="ab").observation_space
-    assert isinstance(of_agents, gym.spaces.Dict)
-    assert {key for key, part in of_agents.items() if isinstance(part, gym.spaces.Box)} == {"ab"}
 
 
 def test_an_unknown_key_to_remove_is_an_error_with_a_suggestion() -> None:
@@ -214,11 +157,6 @@ def test_frames_are_stacked_of_flat_observations_on_the_learner() -> None:
     assert stacked[0].tolist() == [[0, 0, 0, 0, 0, 1], [0, 0, 1, 1, 0, 0]]
 
 
-def test_flattening_without_a_space_says_what_to_do() -> None:
-    with pytest.raises(ValueError, match="pass it to the constructor"):
-        call(FlattenObservations(), [make_episode(1)])
-
-
 def test_a_space_of_no_fixed_size_is_refused() -> None:
     with pytest.raises(UnsupportedSpaceError, match="no fixed size"):
         FlattenObservations(gym.spaces.Text(5))
@@ -257,14 +195,6 @@ def test_previous_actions_are_oldest_first_in_a_traced_policy_too() -> None:
     assert batch["obs"]["prev_n_actions"].tolist() == [[0, 0, 1, 1, 0, 0]]
 
 
-def test_spaces_given_to_the_constructor_are_enough() -> None:
-    """RLlib's piece fails here: it computes the space before it knows its arguments."""
-    piece = PrevActionsPrevRewards(OBS_SPACE, gym.spaces.Box(-1, 1, (2,)), n_prev_rewards=0)
-    assert isinstance(piece.observation_space, gym.spaces.Dict)
-    assert list(piece.observation_space.spaces) == ["_orig_obs", "prev_n_actions"]
-    assert piece.observation_space["prev_n_actions"].shape == (2,)
-
-
 # -- FrameStackingEnvToModule ------------------------------------------------------------------------
 
 
@@ -280,13 +210,6 @@ def test_frames_are_stacked_on_the_last_axis_oldest_first_with_zeros_before_the_
     assert stacked.shape == (2, 2, 3)
     assert stacked[0, 0].tolist() == [0, 1, 2]
     assert episode.get_observations(-1).shape == (2, 2, 1)
-
-
-def test_frames_of_one_dimensional_boxes_are_concatenated() -> None:
-    piece = FrameStackingEnvToModule(OBS_SPACE, num_frames=2)
-    batch = call(piece, [make_episode(3), make_episode(0, numpy=False, offset=7)])
-    stacked = [items[0].tolist() for items in batch["obs"].values()]
-    assert stacked == [[2, -2, 3, -3], [0, 0, 7, 0]]
 
 
 def test_frame_stacking_refuses_spaces_that_are_no_boxes() -> None:

@@ -23,7 +23,6 @@ from rlzmq.connectors.learner import (
     GeneralAdvantageEstimation,
 )
 from rlzmq.connectors.pipelines import LearnerConnectorPipeline
-from rlzmq.episodes.episode_batch import EpisodeBatch
 from rlzmq.episodes.single_agent_episode import SingleAgentEpisode
 
 
@@ -71,19 +70,6 @@ def test_all_columns_of_the_chunks_steps_are_added_without_lookback() -> None:
     assert batch["action_logp"][key][0].tolist() == [0.1, 0.2]
 
 
-def test_columns_that_are_there_already_are_left_alone() -> None:
-    episodes = [make_episode(1), make_episode(1)]
-    batch = call(AddColumnsFromEpisodesToTrainBatch(), episodes, {"rewards": [5.0, 6.0]})
-    assert batch["rewards"] == [5.0, 6.0]
-    assert len(batch["actions"]) == 2
-
-
-def test_list_episodes_give_one_item_per_step() -> None:
-    episode = make_episode(2, numpy=False)
-    batch = call(AddColumnsFromEpisodesToTrainBatch(), [episode])
-    assert batch["actions"][(episode.id_,)] == [0, 1]
-
-
 def test_infos_are_added_step_by_step() -> None:
     episode = SingleAgentEpisode(
         observations=[0, 1, 2],
@@ -110,15 +96,6 @@ def test_returns_to_go_sum_discounted_rewards_to_the_chunks_end() -> None:
 
 
 # -- frame stacking ----------------------------------------------------------------------------------
-
-
-def test_next_observations_that_are_there_already_are_stacked_too() -> None:
-    episode = make_episode(2)
-    shared_data: dict[str, Any] = {}
-    batch = call(AddNextObservationsFromEpisodesToTrainBatch(), [episode], shared_data=shared_data)
-    batch = call(FrameStackingLearner(OBS_SPACE, num_frames=2), [episode], batch, shared_data=shared_data)
-    assert batch["obs"][(episode.id_,)][0].tolist() == [[0, 0, 0, 0], [0, 0, 1, -1]]
-    assert batch["new_obs"][(episode.id_,)][0].tolist() == [[0, 0, 1, -1], [1, -1, 2, -2]]
 
 
 def test_the_learner_sees_the_frames_that_the_module_saw() -> None:
@@ -156,12 +133,6 @@ def test_every_chunk_gets_one_masked_step(numpy: bool, terminated: bool) -> None
     assert list(episode.get_rewards()) == [1.0, 2.0, 0.0]
     assert list(episode.get_extra_model_outputs("x")) == [1, 2, 2]
     assert len(episode.get_infos()) == 4
-
-
-def test_chunks_without_steps_get_none() -> None:
-    episode = make_episode(0, numpy=False)
-    assert call(AddOneTsToEpisodesAndTruncate(), [episode]) == {}
-    assert len(episode) == 0
 
 
 def test_two_chunks_of_one_episode_keep_their_ids_and_their_rows_apart() -> None:
@@ -236,24 +207,6 @@ def test_without_the_extra_step_the_missing_piece_is_named() -> None:
     pipeline.remove(AddOneTsToEpisodesAndTruncate)
     with pytest.raises(ValueError, match="AddOneTsToEpisodesAndTruncate first"):
         pipeline(rl_module={"default_policy": ValueModule()}, episodes=[make_episode(2)])
-
-
-def test_a_module_outside_of_a_multi_rl_module_works_too() -> None:
-    batch = ppo_pipeline()(rl_module=ValueModule(), episodes=[make_episode(3)])
-    assert batch["advantages"].shape == (4,)
-
-
-def test_episode_batches_give_what_lists_of_episodes_give() -> None:
-    episodes = [make_episode(n, offset=n, extras={"x": list(range(n))}) for n in (3, 1, 4)]
-    modules = {"default_policy": ValueModule()}
-    from_list = ppo_pipeline()(rl_module=modules, episodes=episodes)["default_policy"]
-    whole = EpisodeBatch.from_episodes(episodes)
-    for form in (whole, [whole[:2], whole[2:]]):
-        columns = ppo_pipeline()(rl_module=modules, episodes=form)["default_policy"]
-        assert set(columns) == set(from_list)
-        for name, column in from_list.items():
-            assert torch.equal(columns[name], column), name
-    assert whole.truncated.tolist() == [False] * 3
 
 
 def test_zero_length_chunks_are_tolerated_everywhere() -> None:

@@ -8,7 +8,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 import torch
-from connector_fakes import StatefulModule, call, make_episode
+from connector_fakes import StatefulModule, call
 
 from rlzmq.connectors.module_to_env import (
     GetActions,
@@ -16,10 +16,8 @@ from rlzmq.connectors.module_to_env import (
     ModuleToAgentUnmapping,
     NormalizeAndClipActions,
     RemoveSingleTsTimeRankFromBatch,
-    TensorToNumpy,
     UnBatchToIndividualItems,
 )
-from rlzmq.core.errors import ConfigurationError
 from rlzmq.episodes.multi_agent_episode import MultiAgentEpisode
 from rlzmq.modules.distributions import TorchCategorical
 
@@ -80,25 +78,11 @@ def test_a_module_without_actions_or_distribution_inputs_is_named() -> None:
 # -- TensorToNumpy … Listify -------------------------------------------------------------------------
 
 
-def test_tensors_at_any_depth_become_arrays() -> None:
-    batch = {
-        "state_out": {"h": torch.zeros(2, 3, requires_grad=True)},
-        "actions": (torch.ones(2), torch.zeros(2)),
-    }
-    outputs = call(TensorToNumpy(), [], batch)
-    assert isinstance(outputs["state_out"]["h"], np.ndarray)
-    assert isinstance(outputs["actions"][0], np.ndarray)
-
-
 def test_rows_go_back_to_the_episodes_they_came_from() -> None:
     batch = {"actions": np.array([1, 2]), "state_out": {"h": np.array([[1.0], [2.0]])}}
     outputs = call(UnBatchToIndividualItems(), [], batch, shared_data={"memorized_map_structure": ["A", "B"]})
     assert outputs["actions"] == {("A",): [1], ("B",): [2]}
     assert outputs["state_out"][("B",)][0]["h"].tolist() == [2.0]
-
-
-def test_without_memory_columns_become_lists() -> None:
-    assert call(UnBatchToIndividualItems(), [], {"actions": np.array([1, 2])}) == {"actions": [1, 2]}
 
 
 def test_multi_agent_rows_go_back_to_agents_and_envs() -> None:
@@ -120,11 +104,6 @@ def test_a_wrong_number_of_rows_is_an_error_that_names_module_and_column() -> No
         call(UnBatchToIndividualItems(), [], {"x": {"actions": np.zeros(2)}}, shared_data=shared_data)
 
 
-def test_single_agent_items_are_listed_in_the_order_of_the_batch() -> None:
-    batch = {"actions": {("B",): [2], ("A",): [1]}}
-    assert call(ListifyDataForVectorEnv(), [make_episode(1)], batch) == {"actions": [2, 1]}
-
-
 def test_the_added_time_axis_is_removed_again_but_not_from_states() -> None:
     shared_data: dict[str, Any] = {"_added_single_ts_time_rank": True}
     batch = {
@@ -137,12 +116,6 @@ def test_the_added_time_axis_is_removed_again_but_not_from_states() -> None:
     assert outputs["actions"][("A",)] == [3]
     assert outputs["state_out"][("A",)][0]["h"].shape == (2,)
     assert shared_data == {}
-
-
-def test_without_an_added_time_axis_nothing_is_removed() -> None:
-    batch = {"actions": {("A",): [np.array([3])]}}
-    outputs = call(RemoveSingleTsTimeRankFromBatch(), [], batch, rl_module=StatefulModule())
-    assert outputs["actions"][("A",)][0].shape == (1,)
 
 
 # -- NormalizeAndClipActions -------------------------------------------------------------------------
@@ -241,8 +214,3 @@ def test_many_actions_at_once_give_the_same_as_one_by_one() -> None:
         alone = piece.apply_vectorized(tuple(leaf[row] for leaf in actions))
         for left, right in zip(together, alone, strict=True):
             np.testing.assert_array_equal(left[row], right)
-
-
-def test_an_unknown_action_space_is_an_error() -> None:
-    with pytest.raises(ConfigurationError, match="needs the action space"):
-        call(NormalizeAndClipActions(), [], {"actions": {("A",): [1.0]}})

@@ -20,8 +20,6 @@ from rlzmq.connectors.env_to_module import (
     PrevActionsPrevRewards,
 )
 from rlzmq.connectors.learner import GeneralAdvantageEstimation
-from rlzmq.connectors.rows import TrainRows
-from rlzmq.episodes.episode_batch import EpisodeBatch
 from rlzmq.episodes.multi_agent_episode import MultiAgentEpisode
 from rlzmq.modules.distributions import TorchCategorical
 
@@ -118,13 +116,6 @@ def test_agents_that_are_done_run_through_user_pieces_but_reach_no_module() -> N
     assert shared_data["memorized_map_structure"] == {"m1": [("E", "b")]}
 
 
-def test_all_agents_done_gives_an_empty_batch() -> None:
-    pipeline = build_env_to_module(config(), None, SPACES)
-    episode = new_episode("E", a=1)
-    episode.add_env_step({"a": observation(2)}, {"a": 0}, {"a": 1.0}, terminateds={"__all__": True})
-    assert call(pipeline, [episode], rl_module={"m1": Sampler()}) == {}
-
-
 def test_learners_keep_the_data_of_agents_that_are_done() -> None:
     episode = new_episode("E", a=1, c=3)
     episode.add_env_step(
@@ -146,16 +137,6 @@ def test_learners_keep_the_data_of_agents_that_are_done() -> None:
         assert columns["terminateds"].tolist() == [True, False] * 2
         assert columns["advantages"].shape == (4,)
     assert len(episode.agent_episodes["a"]) == 1
-
-
-def test_mapping_alone_keeps_done_agents_when_the_batch_is_a_learners() -> None:
-    episode = new_episode("E", a=1)
-    episode.add_env_step({"a": observation(2)}, {"a": 0}, {"a": 1.0}, terminateds={"__all__": True})
-    key = ("E", "a", "m1")
-    piece = AgentToModuleMapping(rl_module_specs={"m1"}, agent_to_module_mapping_fn=module_of)
-    assert call(piece, [episode], {"obs": {key: [1]}}) == {}
-    batch = {"obs": {key: [1]}, "rewards": {key: [2.0]}}
-    assert call(piece, [episode], batch) == {"m1": {"obs": [1], "rewards": [2.0]}}
 
 
 def test_mapping_refuses_data_that_belongs_to_no_agent() -> None:
@@ -251,22 +232,3 @@ def test_the_order_of_agents_is_the_episodes_not_a_sets() -> None:
     episode = new_episode("E", c=3, a=1, b=2)
     batch = call(AddObservationsFromEpisodesToBatch(), [episode])
     assert [key[1] for key in batch["obs"]] == list(episode.agent_episodes)
-
-
-def test_learner_pipelines_on_rows_flatten_with_each_agents_space() -> None:
-    spaces = gym.spaces.Dict({"a": gym.spaces.Discrete(3), "b": gym.spaces.Discrete(3, start=1)})
-    piece = FlattenObservations(multi_agent=True, as_learner_connector=True)
-    pipeline = build_learner(config(learner_connector=lambda: piece), spaces, ACTION_SPACES)
-    episode = MultiAgentEpisode(agent_to_module_mapping_fn=lambda agent_id, episode: "m1")
-    episode.add_env_reset(observations={"a": 0, "b": 1})
-    for t in (1, 2):
-        episode.add_env_step({"a": t, "b": t + 1}, {"a": 0, "b": 0}, {"a": 1.0, "b": 1.0})
-    batch = pipeline(rl_module={"m1": ValueModule()}, episodes=EpisodeBatch.from_episodes([episode]))
-    assert pipeline.on_rows
-    (chunks,) = EpisodeBatch.from_episodes([episode]).batches_of("m1")
-    rows = TrainRows(chunks, ValueModule(), "m1", torch.device("cpu"))
-    columnar = pipeline.train_columns(rows)["obs"]
-    expected = [[1, 0, 0], [0, 1, 0]] * 2
-    assert columnar.tolist() == expected
-    assert batch["m1"]["obs"].tolist() == expected
-    assert [len(e) for e in ConnectorV2.single_agent_episode_iterator([chunks, [episode]], False)] == [2] * 4

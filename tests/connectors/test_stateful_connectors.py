@@ -73,15 +73,6 @@ def test_env_runners_get_a_time_axis_and_states_without_one() -> None:
     assert shared_data["_added_single_ts_time_rank"] is True
 
 
-def test_stateless_modules_get_neither() -> None:
-    for module in (None, ValueModule()):
-        batch = {"obs": {("A",): [np.zeros(2)]}}
-        for piece in (AddTimeDimToBatchAndZeroPad(), AddStatesFromEpisodesToBatch()):
-            batch = call(piece, [make_episode(1)], batch, rl_module=module)
-        assert list(batch) == ["obs"]
-        assert batch["obs"][("A",)][0].shape == (2,)
-
-
 def test_chunks_become_zero_padded_sequences_that_never_share_a_row() -> None:
     episodes = [make_episode(n, offset=10 * n, extras={"state_out": states(n)}) for n in (4, 2, 3)]
     columns = train_batch(episodes)
@@ -135,21 +126,6 @@ def test_a_column_with_too_few_items_is_named() -> None:
             {"x": {(episode.id_,): [1]}},
             rl_module=StatefulModule(),
         )
-
-
-def test_plain_lists_become_sequences_too() -> None:
-    batch = call(
-        AddTimeDimToBatchAndZeroPad(as_learner_connector=True),
-        [make_episode(4), make_episode(1)],
-        {"x": [1, 2, 3, 4, 5]},
-        rl_module=StatefulModule(),
-    )
-    assert np.asarray(batch["x"][0]).tolist() == [[1, 2, 3], [4, 0, 0], [5, 0, 0]]
-
-
-def test_next_observations_become_sequences_too() -> None:
-    columns = train_batch([make_episode(5, extras={"state_out": states(5)})], with_next=True)
-    assert columns["new_obs"].shape == (2, 3, 2)
 
 
 def test_advantages_of_sequences_equal_those_without_time_axis() -> None:

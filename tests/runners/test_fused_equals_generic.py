@@ -146,6 +146,12 @@ PIECES: dict[str, Any] = {
     "stacking": lambda env, spaces, device: FrameStackingEnvToModule(num_frames=3),
     "filter and flatten": lambda env, spaces, device: [FlattenObservations(), MeanStdFilter()],
     "previous": lambda env, spaces, device: PrevActionsPrevRewards(n_prev_actions=2, n_prev_rewards=3),
+    "all": lambda env, spaces, device: [
+        PrevActionsPrevRewards(),
+        FlattenObservations(),
+        MeanStdFilter(clip_by_value=1.0),
+        FrameStackingEnvToModule(num_frames=2),
+    ],
 }
 
 
