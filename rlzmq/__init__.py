@@ -142,7 +142,7 @@ if TYPE_CHECKING:  # type checkers and editors read these imports, and so does `
         MultiAgentEnv as MultiAgentEnv,
         make_multi_agent as make_multi_agent,
     )
-    from rlzmq.envs.pettingzoo_env import (
+    from rlzmq.envs.multi_agent_env import (
         ParallelPettingZooEnv as ParallelPettingZooEnv,
         PettingZooEnv as PettingZooEnv,
     )

@@ -450,7 +450,7 @@ class EnvRunner(TellsUncalled, EnvRunnerState):
         )
 
     def make_stepper(self) -> Any:
-        """Return what resets and steps the vector env; see `rlzmq.runners.vector_io`."""
+        """Return what resets and steps the vector env; see `rlzmq.runners.vector_env_runners`."""
         raise NotImplementedError
 
     @property

@@ -1,24 +1,262 @@
-"""SingleAgentEnvRunner and MultiAgentEnvRunner: sample from vector envs of one agent, or of several."""
+"""SingleAgentEnvRunner and MultiAgentEnvRunner, and how each steps its vector env."""
 
 from __future__ import annotations
 
-from typing import Any
+import time
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import gymnasium as gym
+import numpy as np
+from gymnasium import spaces
+from gymnasium.vector.utils import create_empty_array
 
 from rlzmq.config.base_config import BaseConfig
+from rlzmq.core.errors import EnvError
+from rlzmq.core.metrics import ENV_RESET_TIMER
+from rlzmq.core.tree import tree_leaves, tree_map, tree_unstack
 from rlzmq.envs.multi_agent_vector import SyncVectorMultiAgentEnv, make_multi_agent_vec
+from rlzmq.envs.observation_check import misfit
 from rlzmq.envs.registry import EnvContext
-from rlzmq.envs.vector import make_vec
+from rlzmq.envs.sync_vector import LeanSyncVectorEnv, SparseInfos, SparseStep
+from rlzmq.envs.vector import make_vec, sparse_infos
 from rlzmq.episodes.bad_values import BadValue
 from rlzmq.modules.multi_rl_module import MultiRLModule
 from rlzmq.runners.agents_rows_sampler import AgentsRowsSampler
-from rlzmq.runners.env_failures import Reproduction
+from rlzmq.runners.env_failures import Reproduction, close_env
 from rlzmq.runners.env_runner import EnvRunner
 from rlzmq.runners.episode_sampler import AgentsEpisodeSampler, EpisodeSampler
 from rlzmq.runners.rows_sampler import RowsSampler
 from rlzmq.runners.sampler import Sampler
-from rlzmq.runners.vector_io import AgentsStepper, VectorStepper
 
-__all__ = ["MultiAgentEnvRunner", "SingleAgentEnvRunner", "make_env_runner"]
+if TYPE_CHECKING:
+    from rlzmq.runners.env_runner import EnvRunner
+
+__all__ = ["AgentsStepper", "MultiAgentEnvRunner", "SingleAgentEnvRunner", "VectorStepper", "make_env_runner"]
+
+
+class VectorStepper:
+    """Resets and steps a runner's vector env.
+
+    Observations are trees of arrays ``[num_envs, ...]`` in the space's dtypes, valid until the next call. Infos are
+    by env index, without empty ones.
+
+    Args:
+        runner: Owner of ``env``; its ``count_env_failure`` handles exceptions.
+
+    Attributes:
+        source: The object whose ``step_sparse`` and ``failed`` the hot loop uses directly.
+        failed: Indices of the environments that raised an error in the last step and were recreated. Their values are
+            from a reset; their actions were not used.
+    """
+
+    def __init__(self, runner: EnvRunner) -> None:
+        self.env: Any = runner.env
+        self.num_envs: int = runner.num_envs
+        self._runner = runner
+        self._lean: LeanSyncVectorEnv | None = None
+        if type(self.env) is LeanSyncVectorEnv:
+            self._lean = self.env
+            self._lean.recover = runner.recover_env
+        self.source: Any = self if self._lean is None else self._lean
+        self._was_checked = False
+        self.failed: list[int] = []
+
+    def reset(self, seed: int | None = None) -> tuple[Any, SparseInfos]:
+        """Reset all environments.
+
+        Args:
+            seed: Environment i gets ``seed + i``; None: the generators continue.
+
+        Raises:
+            EnvError: An environment raised an error (see ``EnvRunner.count_env_failure``), or its first
+                observation does not fit its space.
+        """
+        self.failed = []
+        start_s = time.perf_counter()
+        if self._lean is not None:
+            seeds = None if seed is None else [seed + index for index in range(self.num_envs)]
+            observations, infos = self._lean.reset_sparse(seeds)
+        else:
+            while True:
+                try:
+                    observations, dense = self.env.reset(seed=seed)
+                    break
+                except Exception as error:
+                    self._remake(error, "reset")
+            infos = sparse_infos(dense, self.num_envs) if dense else {}
+            observations = cast_to_space(self.env.single_observation_space, observations)
+        self._runner.timers.add_stage(ENV_RESET_TIMER, start_s, time.perf_counter())
+        if not self._was_checked:
+            self._check(observations)
+            self._was_checked = True
+        return observations, infos
+
+    def sample_random_actions(self) -> Any:
+        """Return one random action per environment, from the seeded action space."""
+        return self.env.action_space.sample()
+
+    def example_actions(self) -> Any:
+        """Return zeros with the shape and dtype of stored actions, leaves ``[num_envs, ...]``."""
+        zeros = create_empty_array(self.env.single_action_space, n=self.num_envs, fn=np.zeros)
+
+        def as_stored(leaf: Any) -> Any:
+            return leaf.astype(np.float32) if np.issubdtype(leaf.dtype, np.floating) else leaf
+
+        return tree_map(as_stored, zeros)
+
+    def step_sparse(self, actions: Any) -> SparseStep:
+        """Make one vector step; return observations, rewards, terminated, truncated, infos."""
+        if self._lean is not None:
+            return self._lean.step_sparse(actions)
+        if self.failed:
+            self.failed = []
+        try:
+            observations, rewards, terminated, truncated, dense = self.env.step(actions)
+        except Exception as error:
+            self._remake(error, "step")
+            observations, infos = self.reset(self._runner.env_seed(self._runner.num_env_failures))
+            self.failed = list(range(self.num_envs))
+            nothing = np.zeros(self.num_envs, np.bool_)
+            return observations, np.zeros(self.num_envs), nothing, nothing, infos
+        return (
+            cast_to_space(self.env.single_observation_space, observations),
+            rewards,
+            terminated,
+            truncated,
+            sparse_infos(dense, self.num_envs) if dense else {},
+        )
+
+    def reset_rows(self, seed: int | None = None) -> tuple[Sequence[Any], Sequence[dict[str, Any]]]:
+        """Reset as `reset` does; return copies of the observations, and the infos, of each environment."""
+        observations, infos = self.reset(seed)
+        return _items(observations), [infos.get(index, {}) for index in range(self.num_envs)]
+
+    def step_rows(self, actions: Any) -> Sequence[tuple[Any, ...]]:
+        """Make one vector step; return observation, reward, terminated, truncated and info of each environment."""
+        observations, rewards, terminated, truncated, infos = self.source.step_sparse(actions)
+        columns = (
+            _items(observations),
+            np.asarray(rewards, np.float64).tolist(),
+            terminated.tolist(),
+            truncated.tolist(),
+            [infos.get(index, {}) for index in range(self.num_envs)],
+        )
+        return list(zip(*columns, strict=True))
+
+    def way_to(self, batch: Any, chunk: int, num_steps: int) -> Reproduction | None:
+        """Return the steps that led an environment to a step of the last sampled fragment.
+
+        Args:
+            batch: All chunks of the fragment; those of one environment in chronological order.
+            chunk: Index of the chunk.
+            num_steps: Number of steps in the chunk before that step.
+        """
+        lean, index = self._lean, int(batch.env_index[chunk])
+        known = None if lean is None else lean.history.way_of(index)
+        if lean is None or known is None:
+            return None
+        own = np.flatnonzero(batch.env_index == index)
+        is_done = bool(batch.terminated[own[-1]] or batch.truncated[own[-1]])
+        end = lean.history.num_steps - (is_done and not lean.needs_reset(index))
+        for c in own[::-1].tolist():
+            first = end - int(batch.length[c])
+            if c == chunk:
+                break
+            end = first - 1  # the reset between two episodes takes a vector step
+        rows = known.actions
+        num_known = 0 if rows is None else len(tree_leaves(rows)[0])
+        num_actions = num_known - (lean.history.num_steps - first - num_steps)
+        if num_actions < 0:
+            return None  # only the actions since a later reset are known
+        return Reproduction.of_way(
+            known, None if rows is None else tree_map(lambda leaf: leaf[:num_actions], rows)
+        )
+
+    def _remake(self, error: Exception, where: str) -> None:
+        """Recreate the whole vector env, since it cannot tell which of its environments raised the error."""
+        self._runner.count_env_failure(error, None, where)
+        close_env(self.env, self._runner.worker_index)
+        self.env = self._runner.remake_env()
+
+    def _check(self, observations: Any) -> None:
+        space = self.env.single_observation_space
+        for index in range(self.num_envs):
+            problem = misfit(space, _row(observations, index), "observation")
+            if problem:
+                raise EnvError(
+                    f"Environment {index} of env runner {self._runner.worker_index}: the first {problem}. "
+                    "Correct the environment's observation_space, or what it returns."
+                ) from None
+        if getattr(self._runner.config, "disable_env_checking", False):
+            return
+        for index in range(self.num_envs):
+            item = _row(observations, index)
+            if not space.contains(item):
+                raise EnvError(
+                    f"Environment {index} of env runner {self._runner.worker_index}: the first observation "
+                    f"{item!r} is not in observation_space {space}. Correct the environment, or set "
+                    "config.environment(disable_env_checking=True)."
+                )
+
+
+class AgentsStepper:
+    """Resets and steps a runner's vector env of several agents, whose values are dicts by agent id.
+
+    Attributes:
+        env, source: The vector env; its ``failed`` has the indices of the environments that were recreated in the last
+            step.
+    """
+
+    def __init__(self, runner: EnvRunner) -> None:
+        self.env: Any = runner.env
+        self.source = self.env
+        self._timers = runner.timers
+
+    def reset_rows(self, seed: int | None = None) -> tuple[Sequence[Any], Sequence[Any]]:
+        """Reset all environments; return the observations and infos of each."""
+        start_s = time.perf_counter()
+        observations, infos = self.env.reset(seed=seed)
+        self._timers.add_stage(ENV_RESET_TIMER, start_s, time.perf_counter())
+        return observations, infos
+
+    def step_rows(self, actions: Any) -> Sequence[tuple[Any, ...]]:
+        """Step all; return observations, rewards, terminateds, truncateds and infos of each environment."""
+        if type(self.env) is SyncVectorMultiAgentEnv:
+            return self.env.step_rows(actions)
+        return list(zip(*self.env.step(actions), strict=True))
+
+
+def cast_to_space(space: gym.Space[Any], values: Any) -> Any:
+    """Return batched values as row-major arrays of the space's dtypes, without a copy if they match.
+
+    Row-major, because matrix products may round differently for other memory layouts.
+    """
+    if isinstance(values, np.ndarray):
+        if values.dtype == space.dtype and values.flags.c_contiguous:
+            return values
+        return np.ascontiguousarray(values, dtype=space.dtype)
+    if isinstance(space, spaces.Dict):
+        return {key: cast_to_space(part, values[key]) for key, part in space.spaces.items()}
+    if isinstance(space, spaces.Tuple):
+        return tuple(cast_to_space(part, item) for part, item in zip(space.spaces, values, strict=True))
+    return np.ascontiguousarray(values, dtype=space.dtype)
+
+
+def _items(observations: Any) -> list[Any]:
+    """Return one observation per env, as copies, since the env reuses its buffers."""
+    if isinstance(observations, np.ndarray):
+        return list(observations.copy())
+    items: list[Any] = tree_unstack(tree_map(np.copy, observations))
+    return items
+
+
+def _row(values: Any, index: int) -> Any:
+    if isinstance(values, dict):
+        return {key: _row(item, index) for key, item in values.items()}
+    if isinstance(values, tuple):
+        return tuple(_row(item, index) for item in values)
+    return values[index]
 
 
 class SingleAgentEnvRunner(EnvRunner):

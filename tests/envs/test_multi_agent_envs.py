@@ -9,24 +9,28 @@ import gymnasium as gym
 import numpy as np
 import pytest
 
-from rlzmq.core.errors import ConfigurationError, EnvError, MultiAgentEnvError
+from rlzmq.core.errors import ConfigurationError, MultiAgentEnvError
 from rlzmq.envs.examples import MultiAgentCartPole
-from rlzmq.envs.multi_agent_env import MultiAgentEnv, agent_spaces, make_multi_agent
+from rlzmq.envs.multi_agent_env import (
+    MultiAgentEnv,
+    ParallelPettingZooEnv,
+    PettingZooEnv,
+    agent_spaces,
+    make_multi_agent,
+)
 from rlzmq.envs.multi_agent_vector import SyncVectorMultiAgentEnv, make_multi_agent_vec
-from rlzmq.envs.pettingzoo_env import ParallelPettingZooEnv, PettingZooEnv
 from rlzmq.envs.registry import EnvContext
 from rlzmq.episodes.multi_agent_episode import MultiAgentEpisode
 
 
 class Countdown(MultiAgentEnv):
-    """Three agents; after 4 steps all are terminated. Raises on request."""
+    """Three agents; after 4 steps all are terminated."""
 
     def __init__(self, config: Any = None) -> None:
         super().__init__()
         self.possible_agents = self.agents = ["a", "b", "c"]
         self.observation_spaces = dict.fromkeys(self.agents, gym.spaces.Discrete(10))
         self.action_spaces = dict.fromkeys(self.agents, gym.spaces.Discrete(2))
-        self.raises_at = (config or {}).get("raises_at")
         self.seed: int | None = None
 
     def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
@@ -35,8 +39,6 @@ class Countdown(MultiAgentEnv):
 
     def step(self, action_dict: Any) -> Any:
         self.t -= 1
-        if self.t == self.raises_at:
-            raise OSError("broken")
         rewards = {agent: float(action) for agent, action in action_dict.items()}
         return dict.fromkeys(self.agents, self.t), rewards, {"__all__": self.t == 0}, {"__all__": False}, {}
 
@@ -285,30 +287,6 @@ def test_the_step_after_an_end_resets_and_ignores_the_actions() -> None:
     with pytest.raises(ValueError, match="2 action dicts"):
         vector.step([{}])
     vector.close()
-
-
-def test_an_env_that_raises_is_recreated_or_its_error_raised() -> None:
-    vector = vector_of(2, raises_at=2)
-    vector.reset()
-    actions = [dict.fromkeys("abc", 1)] * 2
-    vector.step(actions)
-    with pytest.raises(EnvError, match="Environment 0 of 2 raised OSError: broken"):
-        vector.step(actions)
-    seen: list[Any] = []
-
-    def recover(index: int, where: str, error: Exception) -> int:
-        seen.append((index, str(error)))
-        return 77
-
-    vector.recover = recover
-    vector.reset()
-    vector.step(actions)
-    observations, rewards, *_ = vector.step(actions)
-    assert seen == [(0, "broken"), (1, "broken")]
-    assert vector.failed == [0, 1]
-    assert observations[0] == dict.fromkeys("abc", 4)
-    assert rewards == [{}, {}]
-    assert vector.envs[0].seed == 77
 
 
 def test_what_cannot_be_vectorised_is_refused() -> None:

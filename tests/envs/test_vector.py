@@ -18,8 +18,7 @@ from gymnasium import spaces
 from gymnasium.vector import AutoresetMode
 
 from rlzmq.core.addresses import SocketDirectory
-from rlzmq.core.errors import ConfigurationError, EnvError, UnsupportedSpaceError
-from rlzmq.envs import sync_vector
+from rlzmq.core.errors import ConfigurationError, UnsupportedSpaceError
 from rlzmq.envs.examples import MultiAgentCartPole, RandomEnv
 from rlzmq.envs.multi_agent_vector import make_multi_agent_vec
 from rlzmq.envs.registry import EnvContext
@@ -203,40 +202,6 @@ def test_wrong_actions_and_modes_are_refused() -> None:
         make_vec("CartPole-v1", num_envs=0)
 
 
-def test_a_raising_env_is_named_or_recovered() -> None:
-    class Raising(RandomEnv):
-        def step(self, action: Any) -> Any:
-            if self._num_steps >= 2:
-                raise RuntimeError("boom")
-            return super().step(action)
-
-    env = LeanSyncVectorEnv([RandomEnv, Raising])
-    env.reset(seed=0)
-    for _ in range(2):
-        env.step(np.array([0, 0]))
-    with pytest.raises(EnvError, match="Environment 1 of 2 raised RuntimeError: boom") as caught:
-        env.step(np.array([0, 0]))
-    assert isinstance(caught.value.__cause__, RuntimeError)
-
-    replaced = []
-
-    def recover(index: int, where: str, error: Exception) -> int:
-        replaced.append((index, where, str(error)))
-        return 5
-
-    env = LeanSyncVectorEnv([RandomEnv, Raising, RandomEnv])
-    env.recover = recover
-    env.reset(seed=0)
-    for step in range(4):
-        observations, rewards, terminated, truncated, _ = env.step_sparse(np.zeros(3, np.int64))
-        if env.failed:
-            assert env.failed == [1]
-            assert (rewards[1], terminated[1], truncated[1]) == (0.0, False, False)
-            assert same(observations[1], Raising().reset(seed=5)[0])
-            assert step == 2
-    assert replaced == [(1, "step", "boom")]
-
-
 class NativeEnv(gym.vector.VectorEnv[Any, Any, Any]):
     def __init__(self, num_envs: int = 1, autoreset_mode: Any = AutoresetMode.SAME_STEP) -> None:
         self.num_envs = num_envs
@@ -303,46 +268,6 @@ def test_sparse_infos_keeps_what_the_masks_say() -> None:
         1: {"shared": "x"},
         2: {"a": 3, "shared": "x"},
     }
-
-
-@pytest.mark.parametrize("action_space", [spaces.Discrete(50), spaces.Dict(x=spaces.Discrete(50))])
-def test_the_env_itself_records_the_actions_since_a_reset(
-    action_space: gym.Space[Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(sync_vector, "_STEPS_BETWEEN_BEGINS", 6)
-    monkeypatch.setattr(sync_vector, "_STEPS_KEPT", 15)
-    config = {"observation_space": spaces.Discrete(3), "action_space": action_space, "p_terminated": 0.2}
-    vector = LeanSyncVectorEnv([lambda: RandomEnv(config)] * 2)
-    vector.reset(seed=3)
-    given: list[Any] = []
-    num_unknown = 0
-    for step in range(60):
-        numbers = np.array([step % 50, 49 - step % 50])
-        vector.step(numbers if isinstance(action_space, spaces.Discrete) else {"x": numbers})
-        given.append(numbers.copy())
-        numbers[:] = -1  # the caller may use its array again
-        for index in range(2):
-            way = vector.history.way_of(index)
-            if way is None:
-                num_unknown += 1  # the ring is too short for this episode
-                continue
-            rows = way.actions
-            found = [] if rows is None else (rows if isinstance(rows, np.ndarray) else rows["x"]).tolist()
-            assert found == [int(row[index]) for row in given[len(given) - len(found) :]]
-            assert len(found) <= 15
-    assert num_unknown < 60
-
-
-def test_recorded_actions_may_change_their_dtype() -> None:
-    config = {"action_space": spaces.Box(-1, 1), "p_terminated": 0.0, "check_actions": False}
-    vector = LeanSyncVectorEnv([lambda: RandomEnv(config)])
-    vector.reset(seed=3)
-    for step in range(11):
-        vector.step(np.full((1, 1), step / 10, np.float64 if step % 3 else np.float32))
-    history = vector.history.way_of(0)
-    assert history is not None
-    np.testing.assert_allclose(history.actions[:, 0], np.arange(11) / 10)
-    assert history.actions.dtype == np.float64
 
 
 @pytest.mark.parametrize(

@@ -14,8 +14,7 @@ from rlzmq.algorithms.ppo import PPOConfig
 from rlzmq.connectors.connector_v2 import ConnectorV2
 from rlzmq.core.errors import ConfigurationError, EnvError
 from rlzmq.envs.examples import MultiAgentCartPole
-from rlzmq.envs.multi_agent_env import MultiAgentEnv
-from rlzmq.envs.pettingzoo_env import ParallelPettingZooEnv, PettingZooEnv
+from rlzmq.envs.multi_agent_env import MultiAgentEnv, ParallelPettingZooEnv, PettingZooEnv
 from rlzmq.episodes.episode_batch import EpisodeBatch, concat_joined
 from rlzmq.modules.multi_rl_module_spec import MultiRLModuleSpec
 from rlzmq.modules.spec import RLModuleSpec
