@@ -14,7 +14,7 @@ from rlzmq.cli.main import EXIT_USAGE
 from rlzmq.cli.parsing import parse
 from rlzmq.core.printable import printable
 from rlzmq.core.synonyms import did_you_mean
-from rlzmq.launch.engine import Engine, Jobs, Role, engine_of
+from rlzmq.launch.engine import Engine, Jobs, engine_of
 
 __all__ = ["LogsOptions", "StopOptions", "run"]
 
@@ -68,10 +68,10 @@ def _logs(options: LogsOptions) -> int:
     engine = engine_of(jobs)
     if not options.follow:
         for name in jobs.handles:
-            _show(engine, jobs.roles[name], follow=False)
+            _show(engine, name, follow=False)
         return 0
     threads = [
-        threading.Thread(target=_show, args=(engine, jobs.roles[name]), kwargs={"follow": True}, daemon=True)
+        threading.Thread(target=_show, args=(engine, name), kwargs={"follow": True}, daemon=True)
         for name in jobs.handles
     ]
     for thread in threads:
@@ -82,9 +82,9 @@ def _logs(options: LogsOptions) -> int:
     return code
 
 
-def _show(engine: Engine, role: Role, *, follow: bool) -> None:
+def _show(engine: Engine, role: str, *, follow: bool) -> None:
     for line in engine.logs(role, follow=follow):
-        print(printable(f"[{role.name}] {line}", keep="\t"), flush=True)
+        print(printable(f"[{role}] {line}", keep="\t"), flush=True)
 
 
 def _stop(options: StopOptions) -> int:
@@ -92,5 +92,5 @@ def _stop(options: StopOptions) -> int:
     engine = engine_of(jobs)
     for name in jobs.handles:  # the head first: its goodbye ends the others
         print(f"stopping    the {name}", flush=True)
-        engine.stop(jobs.roles[name], options.grace)
+        engine.end(name, engine.living(name), options.grace)
     return 0

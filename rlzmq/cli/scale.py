@@ -52,6 +52,6 @@ def run(arguments: Sequence[str]) -> int:
             raise ConfigurationError(
                 f"{options.run} was started without [{name}] in its cluster file: those it has are the head's own."
             )
-        engine.scale(jobs.roles[name], count)
+        engine.scale(name, count)
         print(f"{name:<11} {count}")
     return 0

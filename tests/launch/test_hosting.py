@@ -1,54 +1,52 @@
-"""What Ray's and Dask's engines refuse, and one process of a role on a node."""
+"""What Ray's and Dask's engines refuse, and the host of one process of a role on a node."""
 
 from __future__ import annotations
 
+import os
+import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from rlzmq.core.errors import ConfigurationError
 from rlzmq.core.imports import MissingPackageError
-from rlzmq.launch import host as hosts
-from rlzmq.launch.engine import Jobs, Role, engine_of
-from rlzmq.launch.host import host
-from rlzmq.launch.hosting import Hosting
+from rlzmq.launch import hosts
+from rlzmq.launch.engine import Jobs, engine_of
 from rlzmq.net.keys import JoinFile
 
-
-@pytest.fixture(autouse=True)
-def no_waits(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(hosts, "_POLL_S", 0.01)
+_DEADLINE_S = 60.0
 
 
-def role(tmp_path: Path, code: str, name: str = "runners") -> Role:
-    key = tmp_path / "jobs" / "join.toml"
-    key.parent.mkdir(exist_ok=True)
-    return Role(name=name, argv=(sys.executable, "-c", code, str(key)), key=key)
+class Cluster:
+    """A cluster that keeps what it is given."""
 
+    sees = True
 
-class Engine(Hosting):
-    """Engine that keeps what it is given."""
-
-    what = "The engine"
-
-    def __init__(self, jobs: Jobs, seen: bool = True) -> None:
-        super().__init__(jobs)
-        self.seen = seen
+    def __init__(self, package: Any, address: str) -> None:
         self.submitted: dict[str, dict[str, object]] = {}
 
-    def call(self, role: Role, name: str, call: str, options: dict[str, object]) -> None:
-        self.submitted[call] = options
+    def submit(self, name: str, host: Any, asked: Any, memory: int, options: dict[str, object]) -> None:
+        self.submitted[name] = options
 
-    def calls(self) -> set[str]:
+    def names(self) -> set[str]:
         return set(self.submitted)
 
-    def cancel(self, call: str) -> None:
-        del self.submitted[call]
+    def cancel(self, name: str) -> None:
+        del self.submitted[name]
 
-    def seen_by(self, path: Path) -> dict[str, bool]:
-        return {"n1": path.exists(), "n2": self.seen}
+    def seen_by(self, path: str) -> dict[str, bool]:
+        return {"n1": Path(path).exists(), "n2": self.sees}
+
+
+@pytest.fixture
+def cluster(monkeypatch: pytest.MonkeyPatch) -> type[Cluster]:
+    monkeypatch.setitem(hosts._CLUSTERS, "ray", ("json", Cluster))
+    monkeypatch.setattr(Cluster, "sees", True)
+    return Cluster
 
 
 def jobs(tmp_path: Path, cluster: str) -> Jobs:
@@ -59,110 +57,128 @@ def jobs(tmp_path: Path, cluster: str) -> Jobs:
 @pytest.mark.parametrize(
     ("on", "package"), [("ray", "ray"), ("ray://h:1", "ray"), ("dask://h:1", "distributed")]
 )
-def test_the_missing_extra_is_named(on: str, package: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_missing_extra_is_named(
+    on: str, package: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setitem(sys.modules, package, None)
     with pytest.raises(MissingPackageError, match=rf"rlzmq\[{on[:3]}"):
-        engine_of(Jobs(on=on, name="a", workdir=Path(), roles={}))
+        engine_of(Jobs.of(on, [], None, tmp_path))
 
 
+@pytest.mark.usefixtures("cluster")
 @pytest.mark.parametrize("key", ['time = "1:00"', 'image = "x"', 'options = ["no value"]'])
 def test_what_the_engine_does_not_have_is_refused(tmp_path: Path, key: str) -> None:
-    given = jobs(tmp_path, f"[head]\n{key}\n")
-    with pytest.raises(ConfigurationError, match=key.partition(" ")[0]):
-        Engine(given).start(given.roles["head"])
+    with pytest.raises(ConfigurationError):
+        engine_of(jobs(tmp_path, f"[head]\n{key}\n")).start("head")
 
 
-def test_nodes_without_the_run_directory_are_refused(tmp_path: Path) -> None:
-    given = jobs(tmp_path, "[head]\noptions = ['workers=[\"n1\"]']\n")
+def test_nodes_without_the_run_directory_are_refused(tmp_path: Path, cluster: type[Cluster]) -> None:
+    engine: Any = engine_of(jobs(tmp_path, "[head]\noptions = ['workers=[\"n1\"]']\n"))
+    cluster.sees = False
     with pytest.raises(ConfigurationError, match="n2"):
-        Engine(given, seen=False).start(given.roles["head"])
-    engine = Engine(given)
-    name = engine.start(given.roles["head"])
-    assert engine.submitted == {name: {"workers": ["n1"]}}
+        engine.start("head")
+    cluster.sees = True
+    engine.start("head")
+    assert list(engine._cluster.submitted.values()) == [{"workers": ["n1"]}]
 
 
-def test_calls_are_added_and_those_with_the_highest_numbers_removed(tmp_path: Path) -> None:
-    given = jobs(tmp_path, "[runners]\ncount = 2\n")
-    engine = Engine(given)
-    for each in given.roles.values():
-        given.handles[each.name] = engine.start(each)
-    runners = given.roles["runners"]
-    engine.scale(runners, 4)
-    engine.end(runners, [1], 0.0)  # one has left
-    engine.scale(runners, 4)
-    assert sorted(engine.living(runners)) == [0, 1, 2, 3]
-    engine.scale(runners, 1)
-    assert set(engine.submitted) == {given.handles["head"], f"{given.handles['runners']}-0"}
+@pytest.mark.usefixtures("cluster")
+def test_tasks_are_added_and_those_with_the_highest_numbers_removed(tmp_path: Path) -> None:
+    engine: Any = engine_of(jobs(tmp_path, "[runners]\ncount = 2\n"))
+    for role in ("head", "runners"):
+        engine.start(role)
+    engine.scale("runners", 4)
+    engine.end("runners", [1], 0.0)  # one has left
+    engine.scale("runners", 4)
+    assert sorted(engine.living("runners")) == [0, 1, 2, 3]
+    engine.scale("runners", 1)
+    assert [Path(name).name for name in engine._cluster.submitted] == ["head", "runners-0"]
 
 
-class Head:
-    """What the head and its host leave in a directory, and a process that ends when this says so."""
+class Host:
+    """A host that was started in a directory as a node's."""
 
-    def __init__(self, tmp_path: Path) -> None:
-        self.jobs = tmp_path / "jobs"
+    def __init__(self, tmp_path: Path, code: str, name: str = "runners-0", over: str = "false") -> None:
+        self.jobs, self.name = tmp_path / "jobs", name
+        self.jobs.mkdir(exist_ok=True)
+        key = self.jobs / "join.toml"
+        argv = [sys.executable, "-m", "rlzmq.launch.hosts", name, str(key), sys.executable, "-c", code]
+        environ = {
+            **os.environ,
+            "RLZMQ_HEAD": "h",
+            "RLZMQ_OVER": over,
+            "PYTHONPATH": str(Path(__file__).parents[2]),
+        }
+        self.process = subprocess.Popen(argv, env=environ)
 
-    def writes(self, port: int) -> None:
-        JoinFile("runner", {"data": f"tcp://127.0.0.1:{port}"}).write(self.jobs / "join.toml")
+    @property
+    def log(self) -> str:
+        path = self.jobs / f"{self.name}.log"
+        return path.read_text() if path.exists() else ""
+
+    def until(self, is_true: Callable[[], object]) -> None:
+        deadline = time.monotonic() + _DEADLINE_S
+        while not is_true():
+            assert time.monotonic() < deadline, self.log
+            time.sleep(0.05)
+
+    def ends(self) -> int:
+        return self.process.wait(_DEADLINE_S)
 
 
-def log(tmp_path: Path, name: str = "runners-0") -> str:
-    return (tmp_path / "jobs" / f"{name}.log").read_text()
+def head_listens(tmp_path: Path, port: int) -> str:
+    file = tmp_path / "jobs" / "join.toml"
+    file.parent.mkdir(exist_ok=True)
+    JoinFile("runner", {"data": f"tcp://127.0.0.1:{port}"}).write(file)
+    return file.read_text()
 
 
-def test_a_peer_gets_the_key_by_its_standard_input(tmp_path: Path) -> None:
-    code = "import sys; print(sys.argv[1:], sys.stdin.read()); sys.exit(69)"
-    given = role(tmp_path, code)
-    Head(tmp_path).writes(1000)
-    assert not host(given, "runners-0", "h")  # it is to be started again
-    assert f"['-'] {given.key.read_text()}" in log(tmp_path)
-    nowhere = Role(name="runners", argv=("/nowhere/python",), key=given.key)
-    assert host(nowhere, "runners-0", "h")
-    assert "/nowhere/python" in log(tmp_path)
+def test_a_peer_gets_the_key_by_its_standard_input_and_is_started_again_until_the_head_has_ended(
+    tmp_path: Path,
+) -> None:
+    host = Host(tmp_path, "import sys; print(sys.stdin.read(), flush=True); sys.exit(69)")
+    key = head_listens(tmp_path, 1000)
+    host.until(lambda: host.log.count(key) >= 2)
     (tmp_path / "jobs" / "head.code").write_text("0")
-    assert host(given, "runners-0", "h")
+    assert host.ends() == 0
 
 
 def test_a_peer_without_a_key_begins_nothing_when_the_run_is_over(tmp_path: Path) -> None:
-    answers = iter([False, True])  # an engine is asked now and then only
-    given = role(tmp_path, "")
-    assert host(given, "runners-0", "h", is_over=lambda code: next(answers, False))
+    host = Host(tmp_path, "print('begun')", over="true")
+    assert host.ends() == 0
     assert not (tmp_path / "jobs" / "runners-0.log").exists()
 
 
 def test_a_peer_that_is_wrong_ends_the_run(tmp_path: Path) -> None:
-    wrong = role(tmp_path, "import sys; sys.exit(78)")
-    Head(tmp_path).writes(1000)
-    assert host(wrong, "runners-0", "h")
-    head = role(tmp_path, "import time; print('begun', flush=True); time.sleep(100)", "head")
-    assert host(head, "head", "h")
-    assert not (tmp_path / "jobs" / "head.log").exists()
+    head = Host(tmp_path, "import time; print('begun', flush=True); time.sleep(100)", "head")
+    head.until(lambda: head.log)
+    head_listens(tmp_path, 1000)
+    assert Host(tmp_path, "import sys; sys.exit(78)").ends() == 0
+    assert head.ends() == 0
+    assert (tmp_path / "jobs" / "head.code").read_text() == "75"
 
 
 def test_a_process_ends_when_it_shall_and_when_the_head_is_another_one(tmp_path: Path) -> None:
-    forever = role(tmp_path, "import time\nprint('begun', flush=True)\nwhile True: time.sleep(1)")
-    head = Head(tmp_path)
-    head.writes(1000)
-
-    def has_begun(then: Callable[[], object]) -> Callable[[int | None], bool]:
-        def is_over(code: int | None) -> bool:
-            if (tmp_path / "jobs" / "runners-0.log").exists() and log(tmp_path):
-                then()
-            return False
-
-        return is_over
-
-    assert not host(forever, "runners-0", "h", is_over=has_begun(lambda: head.writes(2000)))
-    (tmp_path / "jobs" / "runners-0.log").unlink()
-    end = has_begun(lambda: hosts.end(tmp_path / "jobs", "runners-0", 30.0))
-    assert host(forever, "runners-0", "h", is_over=end)
+    head_listens(tmp_path, 1000)
+    host = Host(tmp_path, "import time\nprint('begun', flush=True)\nwhile True: time.sleep(1)")
+    host.until(lambda: host.log)
+    head_listens(tmp_path, 2000)
+    host.until(lambda: host.log.count("begun") == 2)
+    (tmp_path / "jobs" / "runners-0.end").write_text("30.0")
+    assert host.ends() == 0
 
 
-def test_a_head_is_repeated_when_it_was_interrupted_and_not_when_it_is_wrong(tmp_path: Path) -> None:
-    for end, has_ended in (
-        ("os._exit(75)", False),
-        ("os.kill(os.getpid(), 9)", False),
-        ("os._exit(0)", True),
-        ("os._exit(70)", True),
-    ):
-        assert host(role(tmp_path, f"import os; {end}", "head"), "head", "h") is has_ended
-    assert (tmp_path / "jobs" / "head.code").read_text() == "70"
+@pytest.mark.parametrize(
+    ("code", "times"),
+    [("os._exit(0)", 1), ("os._exit(70)", 1), ("os._exit(75)", 2), ("os.kill(os.getpid(), 9)", 2)],
+)
+def test_a_head_is_repeated_when_it_was_interrupted_and_not_when_it_is_wrong(
+    tmp_path: Path, code: str, times: int
+) -> None:
+    count = "import os; print('begun', flush=True)"
+    host = Host(tmp_path, f"{count}; {code}", "head")
+    host.until(lambda: host.log.count("begun") >= times)
+    if times == 2:
+        (tmp_path / "jobs" / "head.end").write_text("0")
+    host.ends()
+    assert (tmp_path / "jobs" / "head.code").read_text() == (code[9:-1] if times == 1 else "75")

@@ -324,7 +324,8 @@ def _handler(cluster: Cluster) -> type[BaseHTTPRequestHandler]:
         def handle_any(self) -> None:
             url = urlsplit(self.path)
             size = int(self.headers.get("Content-Length", 0))
-            body = json.loads(self.rfile.read(size) or b"null") if size else None
+            text = self.rfile.read(size)
+            body = None if self.command == "DELETE" else _parse(text)
             parts = url.path.strip("/").split("/")
             query = {name: values[0] for name, values in parse_qs(url.query).items()}
             if "namespaces" not in parts:
@@ -335,7 +336,7 @@ def _handler(cluster: Cluster) -> type[BaseHTTPRequestHandler]:
                 there = cluster.objects.get((plural, name))
             if plural == "pods":
                 self.pods(name, sub, query)
-            elif self.command == "POST":
+            elif self.command == "POST" or (there is None and self.command == "PATCH"):
                 try:
                     cluster._validate(body)
                 except Exception as error:
@@ -353,9 +354,12 @@ def _handler(cluster: Cluster) -> type[BaseHTTPRequestHandler]:
                 found = [
                     each
                     for key, each in cluster.objects.items()
-                    if key[0] == plural and wanted in ("", key[1])
+                    if key[0] == plural
+                    and wanted in ("", key[1])
+                    and _labels(query) <= each["metadata"].get("labels", {}).items()
                 ]
-                self.answer({"apiVersion": parts[1], "kind": "List", "metadata": {}, "items": found})
+                kind = f"{_KINDS[parts[1]][plural]}List" if parts[0] == "api" else "List"
+                self.answer({"apiVersion": parts[1], "kind": kind, "metadata": {}, "items": found})
             elif there is None:
                 self.refuse(404, "NotFound", f'{plural} "{name}" not found')
             elif self.command == "DELETE":
@@ -366,7 +370,7 @@ def _handler(cluster: Cluster) -> type[BaseHTTPRequestHandler]:
                     with cluster.lock:
                         _merge(there, body)
                 scale = {"apiVersion": "autoscaling/v1", "kind": "Scale", "metadata": there["metadata"]}
-                scale["spec"] = {"replicas": there["spec"].get("replicas", 1)}
+                scale["spec"] = {"replicas": there.get("spec", {}).get("replicas", 1)}
                 self.answer(scale if sub == "scale" else there)
 
         do_GET = do_POST = do_PUT = do_PATCH = do_DELETE = handle_any
@@ -404,6 +408,49 @@ def _handler(cluster: Cluster) -> type[BaseHTTPRequestHandler]:
                 self.answer(pod.describe())
 
     return Handler
+
+
+def _parse(body: bytes) -> Any:
+    """Return an object in JSON, or a Secret in Kubernetes' protobuf, in which Helm writes its releases."""
+    if not body.startswith(b"k8s\0"):
+        return json.loads(body or b"null")
+    secret = _fields(_fields(body[4:])[2][0])
+    metadata = _fields(secret[1][0])
+    pairs = [[_fields(entry) for entry in entries] for entries in (metadata[11], secret[2])]
+    labels, data = ({pair[1][0].decode(): pair[2][0] for pair in each} for each in pairs)
+    return {
+        "apiVersion": "v1",
+        "kind": "Secret",
+        "metadata": {
+            "name": metadata[1][0].decode(),
+            "labels": {name: value.decode() for name, value in labels.items()},
+        },
+        "type": secret[3][0].decode(),
+        "data": {name: base64.b64encode(value).decode() for name, value in data.items()},
+    }
+
+
+def _fields(message: bytes) -> dict[int, list[Any]]:
+    """Return the fields of a protobuf message by number: bytes, or numbers."""
+    found: dict[int, list[Any]] = {}
+    at = 0
+
+    def number() -> int:
+        nonlocal at
+        value = shift = 0
+        while True:
+            byte = message[at]
+            at, value, shift = at + 1, value | (byte & 127) << shift, shift + 7
+            if byte < 128:
+                return value
+
+    while at < len(message):
+        tag = number()
+        value: Any = number()
+        if tag & 7 == 2:
+            at, value = at + value, message[at : at + value]
+        found.setdefault(tag >> 3, []).append(value)
+    return found
 
 
 def _labels(query: dict[str, str]) -> set[tuple[str, str]]:
