@@ -198,7 +198,7 @@ class Slurm:
             with contextlib.suppress(psutil.Error):
                 process = psutil.Process(int(pid))
                 line = process.cmdline()
-                if words in " ".join(line) and "rlzmq.launch.host" not in line:
+                if words in " ".join(line) and "rlzmq.launch.hosts" not in line:
                     found.append(process)
         return found
 
