@@ -212,7 +212,7 @@ def describe(batch: Any) -> list[str]:
     return [printable(line) for line in lines]
 
 
-def _leaves(tree: Any, where: str = "") -> Iterator[tuple[str, Any]]:
+def _leaves(tree: object, where: str = "") -> Iterator[tuple[str, Any]]:
     if isinstance(tree, dict):
         for key, value in tree.items():
             yield from _leaves(value, f"{where}[{key!r}]")
@@ -223,7 +223,7 @@ def _leaves(tree: Any, where: str = "") -> Iterator[tuple[str, Any]]:
         yield where, tree
 
 
-def _train(batch: Any, options: ReplayOptions) -> Any:
+def _train(batch: object, options: ReplayOptions) -> Any:
     from rlzmq.algorithms.registry import get_config_class
 
     assert options.run_dir is not None

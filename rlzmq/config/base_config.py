@@ -115,7 +115,7 @@ class BaseConfig(DerivedValues):
         """Set RLlib's experimental options; see `ExperimentalSettings`."""
         return self
 
-    def callbacks(self, callbacks_class: Any = NotProvided, **hooks: Unpack[Hooks]) -> Self:
+    def callbacks(self, callbacks_class: object = NotProvided, **hooks: Unpack[Hooks]) -> Self:
         """Set the user code that is called at the events of the run.
 
         Args:
@@ -176,7 +176,7 @@ class BaseConfig(DerivedValues):
 
     # -- environments and spaces ----------------------------------------------------------------
 
-    def env_entry(self, env: Any = None) -> EnvEntry:
+    def env_entry(self, env: object = None) -> EnvEntry:
         """Return the entry from which environments are made: `env` (None: the config's), with the config's wrappers.
 
         Raises:
@@ -189,11 +189,11 @@ class BaseConfig(DerivedValues):
             wrappers.append(f"ClipReward(min_reward={-most}, max_reward={most})")
         return replace(entry, is_atari=bool(self.is_atari), wrappers=tuple(wrappers))
 
-    def make_env(self, env: Any = None) -> Any:
+    def make_env(self, env: object = None) -> Any:
         """Return an environment that is not yet reset: `env` (None: the config's), with the config's settings."""
         return make_env(self.env_entry(env), self.env_config)
 
-    def single_spaces(self, env: Any = None, spaces: Mapping[str, Any] | None = None) -> tuple[Any, Any]:
+    def single_spaces(self, env: object = None, spaces: Mapping[str, Any] | None = None) -> tuple[Any, Any]:
         """Return (observation space, action space) of one env: the given ones, or else the env's."""
         if spaces and "__env_single__" in spaces:
             observation_space, action_space = spaces["__env_single__"]
@@ -242,23 +242,25 @@ class BaseConfig(DerivedValues):
         raise NotImplementedError
 
     def build_env_to_module_connector(
-        self, env: Any = None, spaces: Mapping[str, Any] | None = None, device: Any = None
+        self, env: object = None, spaces: Mapping[str, Any] | None = None, device: object = None
     ) -> Any:
         """Return the EnvToModulePipeline."""
         raise NotImplementedError
 
-    def build_module_to_env_connector(self, env: Any = None, spaces: Mapping[str, Any] | None = None) -> Any:
+    def build_module_to_env_connector(
+        self, env: object = None, spaces: Mapping[str, Any] | None = None
+    ) -> Any:
         """Return the ModuleToEnvPipeline."""
         raise NotImplementedError
 
     def build_learner_connector(
-        self, observation_space: gym.Space[Any], action_space: gym.Space[Any], device: Any = None
+        self, observation_space: gym.Space[Any], action_space: gym.Space[Any], device: object = None
     ) -> Any:
         """Return the LearnerConnectorPipeline."""
         raise NotImplementedError
 
     def get_multi_rl_module_spec(
-        self, *, env: Any = None, spaces: Mapping[str, Any] | None = None, inference_only: bool = False
+        self, *, env: object = None, spaces: Mapping[str, Any] | None = None, inference_only: bool = False
     ) -> Any:
         """Return the MultiRLModuleSpec of all modules."""
         raise NotImplementedError

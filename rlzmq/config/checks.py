@@ -115,7 +115,7 @@ class DerivedValues(ConfigValues):
             open_updates=staleness + 1,
         )
 
-    def should_update(self, module_id: str, batch: Any = None) -> bool:
+    def should_update(self, module_id: str, batch: object = None) -> bool:
         """Return whether the module is one of `policies_to_train`. If that is a function, call it with `batch`."""
         trained = self.policies_to_train
         if trained is None:
@@ -135,7 +135,7 @@ class DerivedValues(ConfigValues):
         return self.get_default_rl_module_spec() if given is None else given
 
     @rl_module_spec.setter
-    def rl_module_spec(self, value: Any) -> None:
+    def rl_module_spec(self, value: object) -> None:
         """For type checkers only: `__setattr__` handles assignments."""
 
     @property
@@ -156,7 +156,7 @@ class DerivedValues(ConfigValues):
     # -- configs made of this one ---------------------------------------------------------------
 
     @classmethod
-    def overrides(cls, **kwargs: Any) -> dict[str, Any]:
+    def overrides(cls, **kwargs: object) -> dict[str, Any]:
         """Return a checked dict of overrides, for evaluation_config and per-module overrides.
 
         Raises:

@@ -53,7 +53,7 @@ def _is_derived_from(name: str) -> Callable[[Any], bool]:
     )
 
 
-def _is_table(value: Any) -> bool:
+def _is_table(value: object) -> bool:
     if not isinstance(value, Mapping):
         return value is None or (hasattr(value, "to_dict") and not isinstance(value, type))
     return all(isinstance(key, str) for key in value)
@@ -64,7 +64,7 @@ def _is_ids(value: Any) -> bool:
     return value is None or (is_collection and all(isinstance(item, str) for item in value))
 
 
-def _is_hooked(value: Any) -> bool:
+def _is_hooked(value: object) -> bool:
     items = value if isinstance(value, list | tuple) else [value]
     return all(item is None or callable(item) or hasattr(item, "on_train_result") for item in items)
 

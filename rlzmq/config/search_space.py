@@ -194,7 +194,7 @@ class Function(Domain):
         """Return the function's value without the trial's other values."""
         return self.value_of(None)
 
-    def value_of(self, spec: Any) -> Any:
+    def value_of(self, spec: object) -> Any:
         """Return the function's value.
 
         Args:

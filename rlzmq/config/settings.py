@@ -60,7 +60,7 @@ class _NotProvided:
     def __copy__(self) -> _NotProvided:
         return self
 
-    def __deepcopy__(self, memo: Any) -> _NotProvided:
+    def __deepcopy__(self, memo: object) -> _NotProvided:
         return self
 
 
@@ -98,7 +98,7 @@ class Setting:
 
     def __init__(
         self,
-        default: Any,
+        default: object,
         *,
         only: tuple[Any, ...] | None = None,
         instead: str = "",
@@ -126,7 +126,7 @@ class Setting:
     def __get__(self, instance: Any, owner: type | None = None) -> Any:
         return self if instance is None else instance._values[self.name]
 
-    def check(self, value: Any) -> Any:
+    def check(self, value: object) -> Any:
         """Return the value, converted if that is lossless (e.g. an int to a float).
 
         A search object is returned unchanged, after a check of its possible values.
@@ -244,7 +244,7 @@ class takes(Generic[_Arguments]):
         positional = [p.name for p in parameters if p.kind is p.POSITIONAL_OR_KEYWORD]
 
         @functools.wraps(method)
-        def setter(self: object, *args: Any, **kwargs: Any) -> Any:
+        def setter(self: object, *args: object, **kwargs: object) -> Any:
             if len(args) > len(positional):
                 raise TypeError(
                     f"{type(self).__name__}.{name}() takes at most {len(positional)} positional "

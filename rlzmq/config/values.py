@@ -139,7 +139,7 @@ class _DeclaresSettings(SignatureOfInit):
 
     if not TYPE_CHECKING:  # to a type checker, calling a class gives an instance of that class
 
-        def __call__(cls, *args: Any, **kwargs: Any) -> Any:
+        def __call__(cls, *args: object, **kwargs: object) -> Any:
             parameters = inspect.signature(cls.__init__).parameters
             takes_any = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
             for name in kwargs.keys() - parameters.keys() if not takes_any else ():
@@ -166,7 +166,7 @@ class ConfigValues(AllSettings, metaclass=_DeclaresSettings):
     _is_declared: bool
     _algo_class: type | None
 
-    def __init_subclass__(cls, **kwargs: Any) -> None:
+    def __init_subclass__(cls, **kwargs: object) -> None:
         super().__init_subclass__(**kwargs)
         cls._fields = {**super(cls, cls)._fields, **settings_of(cls)}  # type: ignore[misc]
         cls._defaults = {**super(cls, cls)._defaults, **cls._defaults}  # type: ignore[misc]
@@ -197,7 +197,7 @@ class ConfigValues(AllSettings, metaclass=_DeclaresSettings):
                 raise AttributeError(name)
             raise AttributeError(no_such_setting(type(self), name, values))
 
-    def __setattr__(self, name: str, value: Any) -> None:
+    def __setattr__(self, name: str, value: object) -> None:
         if name == "algo_class":
             object.__setattr__(self, "_algo_class", value)
             return
@@ -224,7 +224,7 @@ class ConfigValues(AllSettings, metaclass=_DeclaresSettings):
     def __contains__(self, name: object) -> bool:
         return name in self._values
 
-    def get(self, name: str, default: Any = None) -> Any:
+    def get(self, name: str, default: object = None) -> Any:
         """Return the value of a setting, or `default` if there is no such setting."""
         return getattr(self, name) if name in self._values else default
 

@@ -136,7 +136,7 @@ class PolicyGraph(torch.nn.Module):
 
     def forward(
         self,
-        observations: Any,
+        observations: object,
         state: dict[str, Any],
         rewards: torch.Tensor | None = None,
         generator: torch.Generator | None = None,
@@ -221,7 +221,7 @@ class StatelessGraph(Protocol):
 
     def __call__(
         self,
-        observations: Any,
+        observations: object,
         state: dict[str, Any],
         rewards: torch.Tensor | None = None,
         generator: torch.Generator | None = None,
@@ -282,7 +282,7 @@ class FlatPolicyGraph(torch.nn.Module):
         """Sample actions from the exploration distribution and compute the next state; see the class."""
         return tuple(tree_leaves(self._run(tensors, generator)))
 
-    def flat_inputs(self, observations: Any, rewards: Any, state: object) -> list[np.ndarray]:
+    def flat_inputs(self, observations: object, rewards: object, state: object) -> list[np.ndarray]:
         """Return the inputs as a list of arrays, from trees of arrays ``[B, ...]``."""
         tree = {"obs": observations, "state": state}
         if self.policy.reads_rewards:

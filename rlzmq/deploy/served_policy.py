@@ -231,7 +231,7 @@ class EpisodeGraph:
 
     def __call__(
         self,
-        observations: Any,
+        observations: object,
         state: dict[str, Any],
         rewards: torch.Tensor | None = None,
         generator: torch.Generator | None = None,

@@ -15,7 +15,7 @@ from rlzmq.core.tree import value_kind
 __all__ = ["as_space_dtype", "check_agents_observations", "misfit"]
 
 
-def misfit(space: gym.Space[Any], item: Any, path: str) -> str:
+def misfit(space: gym.Space[Any], item: object, path: str) -> str:
     """Describe an error in an observation's structure, shape or kind (number or text); ``""`` if there is none.
 
     Bounds, other dtypes of the same kind, and spaces without a fixed shape are not checked.
@@ -43,7 +43,7 @@ def misfit(space: gym.Space[Any], item: Any, path: str) -> str:
     return ""
 
 
-def as_space_dtype(space: gym.Space[Any] | None, item: Any) -> Any:
+def as_space_dtype(space: gym.Space[Any] | None, item: object) -> Any:
     """Return an observation with the dtypes of its space, as Gymnasium's vector environments store it.
 
     Numbers that numpy would only convert to another kind (floats to integers) keep their dtype, as does what does not

@@ -58,7 +58,7 @@ class EnvPoolVectorEnv(VectorEnv[Any, Any, Any]):
 
     metadata: dict[str, Any] = {"autoreset_mode": AutoresetMode.NEXT_STEP}  # noqa: RUF012
 
-    def __init__(self, task_id: str, num_envs: int = 1, **settings: Any) -> None:
+    def __init__(self, task_id: str, num_envs: int = 1, **settings: object) -> None:
         try:
             self._envpool: Any = importlib.import_module("envpool")
         except ImportError as error:
@@ -97,7 +97,7 @@ class EnvPoolVectorEnv(VectorEnv[Any, Any, Any]):
             )
             return self._pool.reset()[0], {}
 
-    def step(self, actions: Any) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
+    def step(self, actions: object) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
         """Step all environments. Those whose episode has ended are reset, and their actions are ignored."""
         given = np.asarray(actions, dtype=self._action_dtype)
         observations, rewards, terminations, truncations, _ = self._pool.step(given)
@@ -383,7 +383,7 @@ def _make_gym_env(gym_id: str, settings: Mapping[str, Any]) -> gym.Env[Any, Any]
         ) from error
 
 
-def call_creator(entry: EnvEntry, context: EnvContext, **extra: Any) -> Any:
+def call_creator(entry: EnvEntry, context: EnvContext, **extra: object) -> Any:
     """Call an entry's class or callable with the arguments its signature takes (see ``make_env``)."""
     creator = entry.creator
     assert creator is not None

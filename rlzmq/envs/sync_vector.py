@@ -65,7 +65,7 @@ class ActionHistory:
         self._rows: Any = None  # leaves [K, N, ...]
         self._num_kept = 1
 
-    def record(self, actions: Any) -> None:
+    def record(self, actions: object) -> None:
         """Record the actions of the vector step that is about to happen, a tree of arrays ``[N, ...]``."""
         rows = self._rows
         if type(actions) is np.ndarray and type(rows) is np.ndarray and rows.dtype is actions.dtype:
@@ -74,7 +74,7 @@ class ActionHistory:
             self._record_tree(tree_map(np.asarray, actions))
         self.num_steps += 1
 
-    def _record_tree(self, actions: Any) -> None:
+    def _record_tree(self, actions: object) -> None:
         """Write nested actions, or such of another dtype."""
         if self._rows is None:
             num_bytes = sum(leaf.nbytes for leaf in tree_leaves(actions))
@@ -300,7 +300,7 @@ class LeanSyncVectorEnv(SyncVectorEnv):
         return self._public(observations), self._dense_infos(infos)
 
     def step(
-        self, actions: Any
+        self, actions: object
     ) -> tuple[Any, NDArray[np.float64], NDArray[np.bool_], NDArray[np.bool_], dict[str, Any]]:
         """Step as Gymnasium's vector envs do."""
         observations, rewards, terminated, truncated, infos = self.step_sparse(actions)
@@ -375,7 +375,7 @@ class LeanSyncVectorEnv(SyncVectorEnv):
                 infos[index] = info
         return self._gather(), infos
 
-    def _public(self, observations: Any) -> Any:
+    def _public(self, observations: object) -> Any:
         return deepcopy(observations) if self.copy else observations
 
     def _dense_infos(self, infos: SparseInfos) -> dict[str, Any]:

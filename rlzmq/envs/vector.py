@@ -149,10 +149,10 @@ def _make_in_worker(entry: EnvEntry, context: EnvContext) -> gym.Env[Any, Any]:
 class _RaisesErrors(gym.Wrapper[Any, Any, Any, Any]):
     """Turns what an environment raises in its own process into an error: Gymnasium reports nothing else."""
 
-    def reset(self, **kwargs: Any) -> Any:
+    def reset(self, **kwargs: object) -> Any:
         return _called(self.env.reset, **kwargs)
 
-    def step(self, action: Any) -> Any:
+    def step(self, action: object) -> Any:
         return _called(self.env.step, action)
 
 

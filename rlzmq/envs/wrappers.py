@@ -174,7 +174,7 @@ def wrap_env(env: Any, wrappers: Sequence[object]) -> Any:
     return env
 
 
-def wrap_atari(env: Any) -> Any:
+def wrap_atari(env: object) -> Any:
     """Return an Atari env with the standard preprocessing, as applied by ``is_atari=True``.
 
     Up to 30 no-ops after a reset; every 4th frame (the maximum over the last two), in grey, 84×84; the newest 4 frames

@@ -98,7 +98,7 @@ class _TrialCall:
             return None
         return cls(module.eval() if isinstance(module, nn.Module) else module, batch, lead)
 
-    def run(self, method: str, *args: Any, **kwargs: Any) -> Any:
+    def run(self, method: str, *args: object, **kwargs: object) -> Any:
         """Return a module method's outputs for the batch, or None if it raises."""
         try:
             with torch.no_grad(), torch.random.fork_rng(devices=[]):
@@ -163,7 +163,7 @@ class _TrialCall:
                 f"those of get_initial_state() with {_NUM_ROWS} rows, {given}",
             )
 
-    def check_values(self, embeddings: Any) -> None:
+    def check_values(self, embeddings: object) -> None:
         values = self.run("compute_values", embeddings)
         if values is None:
             return
@@ -192,7 +192,7 @@ def _draw_batch(module: RLModule, lead: tuple[int, ...]) -> dict[str, Any]:
     first = next(iter(module.parameters()), None) if isinstance(module, nn.Module) else None
     device = "cpu" if first is None else first.device
 
-    def to_tensor(leaf: Any) -> torch.Tensor:
+    def to_tensor(leaf: object) -> torch.Tensor:
         array = np.asarray(leaf)
         array = array.astype(np.float32) if array.dtype == np.float64 else array
         return torch.from_numpy(array.reshape(*lead, *array.shape[1:])).to(device)

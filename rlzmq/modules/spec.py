@@ -95,7 +95,7 @@ class RLModuleSpec:
     catalog_class: dataclasses.InitVar[Any] = None
     load_state_path: str | None = None
 
-    def __post_init__(self, catalog_class: Any) -> None:
+    def __post_init__(self, catalog_class: object) -> None:
         refuse_catalog(catalog_class)
         cls: Any = vars(self)["module_class"]
         if not isinstance(cls, str | None) and not (

@@ -170,7 +170,7 @@ class WeightsLayout:
 
     @classmethod
     def of(
-        cls, module: Any, inference_only: bool = True, module_ids: Collection[str] | None = None
+        cls, module: object, inference_only: bool = True, module_ids: Collection[str] | None = None
     ) -> WeightsLayout:
         """Return the layout of a module's weights.
 
@@ -188,7 +188,7 @@ class WeightsLayout:
             end = start + num_bytes
         return cls(slots, inference_only=inference_only, module_ids=module_ids)
 
-    def snapshot(self, module: Any, out: np.ndarray | None = None) -> np.ndarray:
+    def snapshot(self, module: object, out: np.ndarray | None = None) -> np.ndarray:
         """Return a copy of the module's weights as one block.
 
         Args:
@@ -265,7 +265,7 @@ class WeightsLayout:
             )
         )
 
-    def copy(self, source: Any, target: Any) -> None:
+    def copy(self, source: object, target: object) -> None:
         """Copy the weights of one module to another one in the same process; both have this layout.
 
         Raises:

@@ -62,22 +62,24 @@ class Writer(Callback):
 
     _is_open = False
 
-    def open(self, algorithm: Any, settings: dict[str, bool | int | float | str]) -> None:
+    def open(self, algorithm: object, settings: dict[str, bool | int | float | str]) -> None:
         """Start a tracked run with these settings. An error here ends the run."""
 
-    def write(self, algorithm: Any, result: Mapping[str, Any], numbers: dict[str, float], step: int) -> None:
+    def write(
+        self, algorithm: object, result: Mapping[str, Any], numbers: dict[str, float], step: int
+    ) -> None:
         """Write a result's finite numbers, by path, at this env step."""
         raise NotImplementedError
 
     def close(self) -> None:
         """End the tracked run."""
 
-    def on_algorithm_init(self, *, algorithm: Any, **kwargs: object) -> None:
+    def on_algorithm_init(self, *, algorithm: object, **kwargs: object) -> None:
         """Open the writer."""
         self._is_open = True
         self.open(algorithm, settings_of(algorithm))
 
-    def on_train_result(self, *, algorithm: Any, result: dict[str, Any], **kwargs: object) -> None:
+    def on_train_result(self, *, algorithm: object, result: dict[str, Any], **kwargs: object) -> None:
         """Write the result."""
         if self._is_open:
             self._attempt(lambda: self.write(algorithm, result, finite_numbers(result), env_step_of(result)))
@@ -120,7 +122,9 @@ class TensorBoardWriter(Writer):
             )
         self._settings = settings
 
-    def write(self, algorithm: Any, result: Mapping[str, Any], numbers: dict[str, float], step: int) -> None:
+    def write(
+        self, algorithm: object, result: Mapping[str, Any], numbers: dict[str, float], step: int
+    ) -> None:
         """Add scalars and histograms."""
         if self._writer is None:
             self._writer = self._torch.SummaryWriter(self._directory, purge_step=step)
@@ -151,12 +155,14 @@ class WandbWriter(Writer):
         self._wandb: Any = import_optional("wandb", "Logging to Weights & Biases", "wandb")
         self._directory = str(directory)
 
-    def open(self, algorithm: Any, settings: dict[str, bool | int | float | str]) -> None:
+    def open(self, algorithm: object, settings: dict[str, bool | int | float | str]) -> None:
         """Start a run."""
         project = os.environ.get("WANDB_PROJECT", _PROJECT)
         self._run = self._wandb.init(project=project, dir=self._directory, config=settings)
 
-    def write(self, algorithm: Any, result: Mapping[str, Any], numbers: dict[str, float], step: int) -> None:
+    def write(
+        self, algorithm: object, result: Mapping[str, Any], numbers: dict[str, float], step: int
+    ) -> None:
         """Log the numbers."""
         self._run.log(numbers, step=step)
 
@@ -176,12 +182,14 @@ class MLflowWriter(Writer):
         self._mlflow: Any = import_optional("mlflow", "Logging to MLflow", "mlflow")
         self._name = Path(directory).name
 
-    def open(self, algorithm: Any, settings: dict[str, bool | int | float | str]) -> None:
+    def open(self, algorithm: object, settings: dict[str, bool | int | float | str]) -> None:
         """Start a run."""
         self._run_id = self._mlflow.start_run(run_name=self._name).info.run_id
         self._mlflow.log_params(settings)
 
-    def write(self, algorithm: Any, result: Mapping[str, Any], numbers: dict[str, float], step: int) -> None:
+    def write(
+        self, algorithm: object, result: Mapping[str, Any], numbers: dict[str, float], step: int
+    ) -> None:
         """Log the numbers."""
         # MLflow refuses other characters, such as those in agents' ids.
         allowed = {re.sub(r"[^\w./ -]", "_", name): value for name, value in numbers.items()}
@@ -203,12 +211,14 @@ class TrackioWriter(Writer):
         self._trackio: Any = import_optional("trackio", "Logging to trackio", "trackio")
         self._name = Path(directory).name
 
-    def open(self, algorithm: Any, settings: dict[str, bool | int | float | str]) -> None:
+    def open(self, algorithm: object, settings: dict[str, bool | int | float | str]) -> None:
         """Start a run."""
         project = os.environ.get("TRACKIO_PROJECT", _PROJECT)
         self._trackio.init(project=project, name=self._name, config=settings)
 
-    def write(self, algorithm: Any, result: Mapping[str, Any], numbers: dict[str, float], step: int) -> None:
+    def write(
+        self, algorithm: object, result: Mapping[str, Any], numbers: dict[str, float], step: int
+    ) -> None:
         """Log the numbers."""
         self._trackio.log(numbers, step=step)
 

@@ -98,7 +98,7 @@ class Study:
         mode: Mode | None,
         searcher: Searcher,
         space: Mapping[str, SearchObject],
-        pruner: Any = None,
+        pruner: object = None,
     ) -> None:
         self._optuna = load_optuna()
         self._searcher = searcher

@@ -275,7 +275,7 @@ class MultiStreamEncoder(nn.Module):
             )
         self.output_dim: int = widths[0] if self.fusion is None else self.fusion.output_dim
 
-    def concatenated(self, obs: Any) -> Tensor:
+    def concatenated(self, obs: object) -> Tensor:
         """Return all vector parts as one vector per row, the input of `vectors`; it depends on no parameter."""
         parts = [
             to_vector(_part(obs, path))
@@ -283,7 +283,7 @@ class MultiStreamEncoder(nn.Module):
         ]
         return parts[0] if len(parts) == 1 else torch.cat(parts, -1)
 
-    def forward(self, obs: Any) -> Tensor:
+    def forward(self, obs: object) -> Tensor:
         streams = []
         if self.vectors is not None:
             streams.append(self.vectors(self.concatenated(obs)))
@@ -296,7 +296,7 @@ class MultiStreamEncoder(nn.Module):
         return fused
 
 
-def mismatch(obs: Any, space: gym.Space[Any]) -> str | None:
+def mismatch(obs: object, space: gym.Space[Any]) -> str | None:
     """Describe how a batch of observations does not fit its space; None if it fits.
 
     Args:

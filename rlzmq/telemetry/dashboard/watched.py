@@ -303,7 +303,7 @@ def find_searches(place: Path) -> list[Path]:
     ]
 
 
-def _searched(space: Any, prefix: str = "") -> Iterator[tuple[str, str]]:
+def _searched(space: object, prefix: str = "") -> Iterator[tuple[str, str]]:
     """Yield (path, kind) of the search objects in a stored space."""
     if not isinstance(space, Mapping):
         return
