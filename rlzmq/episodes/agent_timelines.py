@@ -478,7 +478,7 @@ def _each_once(sources: Iterable[Mapping[Any, Any]]) -> dict[Any, None]:
     return ids
 
 
-def _given(observation: Any, action: Any, reward: Any, info: object) -> str:
+def _given(observation: object, action: object, reward: object, info: object) -> str:
     named = {"observation": observation, "action": action, "reward": reward, "info": info}
     return ", ".join(f"{name} {value!r}" for name, value in named.items() if value is not None)
 

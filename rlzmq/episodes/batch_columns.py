@@ -9,7 +9,7 @@ from typing import Any, Self
 
 import gymnasium as gym
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, DTypeLike, NDArray
 
 from rlzmq.core.tree import tree_flatten, tree_leaves, tree_map, tree_rows, value_kind
 from rlzmq.episodes.columns import DEFAULT_MODULE_ID, Columns, ragged_arange, steps_window
@@ -70,13 +70,13 @@ class BatchColumns(list[Any]):
         self,
         columns: dict[str, Any],
         *,
-        length: Any,
-        start: Any = None,
-        lookback: Any = None,
-        t_started: Any = None,
-        terminated: Any = None,
-        truncated: Any = None,
-        env_index: Any = None,
+        length: ArrayLike,
+        start: ArrayLike | None = None,
+        lookback: ArrayLike | None = None,
+        t_started: ArrayLike | None = None,
+        terminated: ArrayLike | None = None,
+        truncated: ArrayLike | None = None,
+        env_index: ArrayLike | None = None,
         episode_ids: list[str] | None = None,
         agent_ids: list[Any] | None = None,
         module_ids: list[Any] | None = None,
@@ -84,14 +84,14 @@ class BatchColumns(list[Any]):
         initial_state: Any = None,
         infos: dict[int, dict[str, Any]] | None = None,
         custom_data: dict[int, dict[str, Any]] | None = None,
-        duration_s: Any = None,
+        duration_s: ArrayLike | None = None,
         observation_space: Any = None,
         action_space: Any = None,
         meta: dict[str, Any] | None = None,
         groups: list[Any] | None = None,
-        episode: Any = None,
-        order: Any = None,
-        env_ts: Any = None,
+        episode: ArrayLike | None = None,
+        order: ArrayLike | None = None,
+        env_ts: ArrayLike | None = None,
         leftovers: dict[int, dict[str, Any]] | None = None,
         agent_to_module_mapping_fn: Callable[..., str] | None = None,
     ) -> None:
@@ -99,7 +99,7 @@ class BatchColumns(list[Any]):
         self.length: IntArray = np.asarray(length, np.int64)
         num_chunks = len(self.length)
 
-        def per_chunk(values: Any, dtype: Any, default: Any) -> np.ndarray:
+        def per_chunk(values: ArrayLike | None, dtype: DTypeLike, default: int) -> np.ndarray:
             return np.full(num_chunks, default, dtype) if values is None else np.asarray(values, dtype)
 
         self.start: IntArray = per_chunk(start, np.int64, 0)

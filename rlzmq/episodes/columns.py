@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 
 __all__ = [
@@ -20,7 +18,7 @@ DEFAULT_AGENT_ID = "default_agent"
 DEFAULT_MODULE_ID = "default_policy"
 
 
-def default_agent_to_module_mapping_fn(agent_id: object, episode: Any, **kwargs: object) -> str:
+def default_agent_to_module_mapping_fn(agent_id: object, episode: object, **kwargs: object) -> str:
     """Map every agent to the default module."""
     return DEFAULT_MODULE_ID
 

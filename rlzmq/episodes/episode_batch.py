@@ -274,7 +274,7 @@ class EpisodeBatch(BatchColumns):
     def __iter__(self) -> Iterator[Any]:
         return list.__iter__(self) if self._is_ordinary else self._items()
 
-    def __radd__(self, other: Any) -> Any:
+    def __radd__(self, other: object) -> Any:
         """Fill the underlying list, so that a list on the left of ``+`` or ``+=`` can read it."""
         if not self._is_ordinary:
             list.__setitem__(self, slice(None), list(self))
@@ -315,8 +315,8 @@ class EpisodeBatch(BatchColumns):
         header: object,
         frames: Sequence[Any],
         *,
-        observation_space: Any = None,
-        action_space: Any = None,
+        observation_space: object = None,
+        action_space: object = None,
     ) -> EpisodeBatch:
         """Return the batch of a `to_wire` call: views of the frames' memory, with every bound checked.
 

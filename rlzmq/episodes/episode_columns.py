@@ -131,7 +131,7 @@ class EpisodeColumns:
         indices: Indices = None,
         *,
         neg_index_as_lookback: bool = False,
-        fill: Any = None,
+        fill: object = None,
         one_hot_discrete: bool = False,
     ) -> Any:
         """Return one observation or several, by time step within this chunk.
@@ -166,7 +166,7 @@ class EpisodeColumns:
         )
 
     def get_infos(
-        self, indices: Indices = None, *, neg_index_as_lookback: bool = False, fill: Any = None
+        self, indices: Indices = None, *, neg_index_as_lookback: bool = False, fill: object = None
     ) -> Any:
         """Return one info dict or a list of them. See `get_observations`; ``fill`` is used unchanged."""
         return self._get("infos", self.infos, indices, neg_index_as_lookback, fill)
@@ -176,14 +176,14 @@ class EpisodeColumns:
         indices: Indices = None,
         *,
         neg_index_as_lookback: bool = False,
-        fill: Any = None,
+        fill: object = None,
         one_hot_discrete: bool = False,
     ) -> Any:
         """Return one action or several. Arguments, results and errors are those of `get_observations`."""
         return self._get("actions", self.actions, indices, neg_index_as_lookback, fill, one_hot_discrete)
 
     def get_rewards(
-        self, indices: Indices = None, *, neg_index_as_lookback: bool = False, fill: Any = None
+        self, indices: Indices = None, *, neg_index_as_lookback: bool = False, fill: object = None
     ) -> Any:
         """Return one reward or several. Arguments, results and errors are those of `get_observations`."""
         return self._get("rewards", self.rewards, indices, neg_index_as_lookback, fill)
@@ -194,7 +194,7 @@ class EpisodeColumns:
         indices: Indices = None,
         *,
         neg_index_as_lookback: bool = False,
-        fill: Any = None,
+        fill: object = None,
     ) -> Any:
         """Return one value or several of an extra model output. The other arguments are those of `get_observations`.
 
@@ -221,7 +221,7 @@ class EpisodeColumns:
     # -- setters --------------------------------------------------------------------------------------
 
     def set_observations(
-        self, *, new_data: Any, at_indices: Indices = None, neg_index_as_lookback: bool = False
+        self, *, new_data: object, at_indices: Indices = None, neg_index_as_lookback: bool = False
     ) -> None:
         """Overwrite observations. Their number never changes.
 
@@ -242,13 +242,13 @@ class EpisodeColumns:
         self._set("observations", self.observations, new_data, at_indices, neg_index_as_lookback)
 
     def set_actions(
-        self, *, new_data: Any, at_indices: Indices = None, neg_index_as_lookback: bool = False
+        self, *, new_data: object, at_indices: Indices = None, neg_index_as_lookback: bool = False
     ) -> None:
         """Overwrite actions. Arguments and errors are those of `set_observations`."""
         self._set("actions", self.actions, new_data, at_indices, neg_index_as_lookback)
 
     def set_rewards(
-        self, *, new_data: Any, at_indices: Indices = None, neg_index_as_lookback: bool = False
+        self, *, new_data: object, at_indices: Indices = None, neg_index_as_lookback: bool = False
     ) -> None:
         """Overwrite rewards. Arguments and errors are those of `set_observations`."""
         several = isinstance(at_indices, (slice, NoneType)) or index_list(at_indices) is not None
@@ -256,7 +256,7 @@ class EpisodeColumns:
         self._set("rewards", self.rewards, new_data, at_indices, neg_index_as_lookback)
 
     def set_extra_model_outputs(
-        self, *, key: str, new_data: Any, at_indices: Indices = None, neg_index_as_lookback: bool = False
+        self, *, key: str, new_data: object, at_indices: Indices = None, neg_index_as_lookback: bool = False
     ) -> None:
         """Overwrite values of an extra model output. Arguments and errors are those of `set_observations`.
 
@@ -266,7 +266,7 @@ class EpisodeColumns:
         self._set(key, self._extra(key), new_data, at_indices, neg_index_as_lookback)
 
     def _set(
-        self, name: str, buffer: InfiniteLookbackBuffer, new_data: Any, at_indices: Indices, neg: bool
+        self, name: str, buffer: InfiniteLookbackBuffer, new_data: object, at_indices: Indices, neg: bool
     ) -> None:
         try:
             buffer.set(new_data, at_indices=at_indices, neg_index_as_lookback=neg)

@@ -284,7 +284,7 @@ def _plain_leftovers(left: dict[str, Any]) -> Any:
     return to_plain(plain, "leftovers")
 
 
-def tree_spec(tree: Any, frames: list[np.ndarray], slots: slice = slice(None)) -> Any:
+def tree_spec(tree: object, frames: list[np.ndarray], slots: slice = slice(None)) -> Any:
     """Return the spec of a tree of arrays, and append their contiguous memory to ``frames``.
 
     Raises:
@@ -293,7 +293,7 @@ def tree_spec(tree: Any, frames: list[np.ndarray], slots: slice = slice(None)) -
     return _spec(tree, frames, slots, 0)
 
 
-def _spec(tree: Any, frames: list[np.ndarray], slots: slice, depth: int) -> Any:
+def _spec(tree: object, frames: list[np.ndarray], slots: slice, depth: int) -> Any:
     if depth > MAX_DEPTH:
         raise ValueError(f"expected trees nested at most {MAX_DEPTH} deep to send.")
     if isinstance(tree, dict):
@@ -318,8 +318,8 @@ def from_wire(
     header: object,
     frames: Sequence[Any],
     *,
-    observation_space: Any = None,
-    action_space: Any = None,
+    observation_space: object = None,
+    action_space: object = None,
 ) -> B:
     """See `EpisodeBatch.from_wire`."""
     of_agents = isinstance(header, dict) and "groups" in header

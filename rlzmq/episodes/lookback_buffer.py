@@ -198,7 +198,7 @@ class InfiniteLookbackBuffer:
     # For buffers with opaque items (infos), the filler is the fill value itself.
     _opaque = False
 
-    def __init__(self, data: Any = None, lookback: int = 0, space: gym.Space[Any] | None = None) -> None:
+    def __init__(self, data: object = None, lookback: int = 0, space: gym.Space[Any] | None = None) -> None:
         if isinstance(data, InfiniteLookbackBuffer):
             data._shared = True
             data = data.data
@@ -541,7 +541,7 @@ class InfiniteLookbackBuffer:
             new_data = tree_stack(new_data, objects=True)
         check_same_structure(arrays, new_data)
 
-        def fit(array: np.ndarray, leaf: Any) -> np.ndarray:
+        def fit(array: np.ndarray, leaf: object) -> np.ndarray:
             return _as_objects(leaf, lead) if array.dtype.hasobject else _as_array(leaf)
 
         fitted = tree_map(fit, arrays, new_data)
@@ -681,7 +681,7 @@ class InfiniteLookbackBuffer:
         self.lookback -= position < self.lookback
         return item
 
-    def __add__(self, other: Any) -> InfiniteLookbackBuffer:
+    def __add__(self, other: object) -> InfiniteLookbackBuffer:
         """Return a new buffer with this one's items (including the lookback part) and the other's (without it)."""
         total = copy.copy(self)
         total.extend(other)
@@ -755,7 +755,7 @@ def _spread(found: np.ndarray, size: int, where: Any, fill: Any) -> np.ndarray:
     return spread
 
 
-def _as_column(leaf: Any) -> np.ndarray:
+def _as_column(leaf: object) -> np.ndarray:
     """Convert given items to ``[num_items, ...]``. Items of dtype object have no further dimensions."""
     array = np.asarray(leaf)
     return object_array(list(array)) if array.dtype.hasobject and array.ndim > 1 else array
@@ -766,11 +766,11 @@ def _as_objects(leaf: Any, lead: tuple[int, ...]) -> np.ndarray:
     return object_array(leaf) if lead else object_array([leaf]).reshape(())
 
 
-def _stacked(batch: Any) -> Any:
+def _stacked(batch: object) -> Any:
     return tree_stack(batch, objects=True) if isinstance(batch, list) else tree_map(_as_column, batch)
 
 
-def _as_array(leaf: Any) -> np.ndarray:
+def _as_array(leaf: object) -> np.ndarray:
     array = np.asarray(leaf)
     if array.dtype.hasobject:
         raise ValueError(

@@ -728,7 +728,7 @@ class MultiAgentEpisode(MultiAgentGetters):
                 total += self._hanging(agent_id, reward)
         return float(total)
 
-    def _hanging(self, agent_id: object, reward: Any) -> Any:
+    def _hanging(self, agent_id: object, reward: object) -> Any:
         try:
             return as_reward(reward)
         except ValueError as error:

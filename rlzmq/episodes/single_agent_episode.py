@@ -34,7 +34,7 @@ _FACTS = (
 )
 
 
-def plain_infos(infos: Any) -> tuple[Any, int]:
+def plain_infos(infos: object) -> tuple[Any, int]:
     """Return the entries of an info dict that have a plain form, and the number of those left out.
 
     Infos that are not a dict are converted as a whole, or become ``{}``.
@@ -149,12 +149,12 @@ class SingleAgentEpisode(EpisodeColumns):
         self,
         id_: str | None = None,
         *,
-        observations: Any = None,
+        observations: object = None,
         observation_space: gym.Space[Any] | None = None,
         infos: Sequence[Any] | InfiniteLookbackBuffer | None = None,
-        actions: Any = None,
+        actions: object = None,
         action_space: gym.Space[Any] | None = None,
-        rewards: Any = None,
+        rewards: object = None,
         terminated: bool = False,
         truncated: bool = False,
         extra_model_outputs: Mapping[str, Any] | None = None,
@@ -232,7 +232,7 @@ class SingleAgentEpisode(EpisodeColumns):
 
     # -- growing --------------------------------------------------------------------------------------
 
-    def add_env_reset(self, observation: Any, infos: Any = None) -> None:
+    def add_env_reset(self, observation: object, infos: object = None) -> None:
         """Add the observation (and infos) from ``env.reset()``.
 
         Raises:
@@ -250,10 +250,10 @@ class SingleAgentEpisode(EpisodeColumns):
 
     def add_env_step(
         self,
-        observation: Any,
-        action: Any,
-        reward: Any,
-        infos: Any = None,
+        observation: object,
+        action: object,
+        reward: object,
+        infos: object = None,
         *,
         terminated: bool = False,
         truncated: bool = False,

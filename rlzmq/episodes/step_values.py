@@ -39,7 +39,7 @@ FLAG_TYPES = frozenset({bool, np.bool_, type(None)})
 _REWARD_OR_NONE = REWARD_TYPES | {type(None)}
 
 
-def kept_reward(reward: Any) -> Any:
+def kept_reward(reward: object) -> Any:
     """Return a reward in the form that episodes store: arrays and tensors with one element become numbers."""
     if type(reward) not in REWARD_TYPES and hasattr(reward, "__array__"):
         array = np.asarray(reward)
@@ -48,7 +48,7 @@ def kept_reward(reward: Any) -> Any:
     return reward
 
 
-def kept_rewards(rewards: Any) -> Any:
+def kept_rewards(rewards: object) -> Any:
     """Return rewards as episodes store them: a list or an array ``[num_items, ...]``, unchanged if possible."""
     if isinstance(rewards, InfiniteLookbackBuffer):
         rewards = rewards.get()
@@ -59,7 +59,7 @@ def kept_rewards(rewards: Any) -> Any:
     return array.reshape(len(array)) if array.ndim > 1 and array.size == len(array) else array
 
 
-def as_reward(reward: Any) -> Any:
+def as_reward(reward: object) -> Any:
     """Return a reward that is a single number: itself, or the number in an array or tensor with one element.
 
     Raises:
@@ -87,7 +87,7 @@ def as_rewards(rewards: Any) -> Any:
     return rewards
 
 
-def can_add_up(total: object, reward: Any) -> bool:
+def can_add_up(total: object, reward: object) -> bool:
     """Return whether a reward can be added to the sum so far: both are numbers, or the sum is None."""
     return _is_number(total) and (total == 0 or _is_number(reward))
 
@@ -97,11 +97,11 @@ def add_up(total: Any, reward: Any) -> Any:
     return total + reward if total else reward
 
 
-def _is_number(reward: Any) -> bool:
+def _is_number(reward: object) -> bool:
     return type(reward) in REWARD_TYPES or isinstance(reward, (int, float))
 
 
-def _as_reward_at(position: int, reward: Any) -> Any:
+def _as_reward_at(position: int, reward: object) -> Any:
     try:
         return as_reward(reward)
     except ValueError as error:

@@ -129,7 +129,7 @@ def _batch_of(episode: Any, spaces: tuple[Any, Any], normalize_actions: bool) ->
     """Return one Minari episode as a batch of one chunk."""
     num = len(episode.rewards)
 
-    def padded(leaf: Any) -> np.ndarray:
+    def padded(leaf: object) -> np.ndarray:
         """Return the leaf with an extra slot for the final observation, which has no step."""
         array = np.asarray(leaf)
         return np.concatenate([array, array[-1:]])

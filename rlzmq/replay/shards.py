@@ -460,7 +460,7 @@ def _items(buffer: Mapping[str, Any]) -> list[Any]:
     return [tree_rows(data, row) for row in range(lookback, length)]
 
 
-def _leaves(tree: Any) -> list[Any]:
+def _leaves(tree: object) -> list[Any]:
     if isinstance(tree, Mapping):
         return [leaf for part in tree.values() for leaf in _leaves(part)]
     return [leaf for part in tree for leaf in _leaves(part)] if isinstance(tree, tuple) else [tree]
