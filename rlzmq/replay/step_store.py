@@ -586,6 +586,10 @@ class Transitions(EpisodeBatch):
         )
         return getattr(self, name)
 
+    def take(self, chunks: IntArray, groups: list[Any] | None = None) -> Any:
+        """Return some of them as an EpisodeBatch, which has read the columns."""
+        return EpisodeBatch(**self._fields()).take(chunks, groups)
+
     @property
     def is_read(self) -> bool:
         """Whether the columns were used, and may have been changed: `rows` cannot be called any more."""

@@ -72,7 +72,9 @@ RAISED: dict[str, tuple[Any, ...]] = {
 }
 ENV_FRAMES = [
     HEADER,
-    "  broken_parts.py, in step",
+    "  runs.py, in step",
+    "    reward = self.reward(action)",
+    "  broken_parts.py, in reward",
     "    self.helper()",
     "  broken_parts.py, in helper",
     '    raise ValueError("the env\'s own")',
