@@ -301,34 +301,29 @@ def users_pieces(
 
 def _called(func: Any, setting: str, arguments: dict[str, Any], aliases: Mapping[str, str]) -> Any:
     """Call the user's function with those arguments that it accepts, by name or else by position."""
+    given = list(arguments.values())
     try:
-        parameters = list(inspect.signature(func).parameters.values())
+        signature = inspect.signature(func)
     except (TypeError, ValueError):
-        return func(*arguments.values())
-    if any(p.kind is p.VAR_POSITIONAL for p in parameters):
-        return func(*arguments.values())
+        return func(*given)
     known = {**arguments, **{alias: arguments[name] for alias, name in aliases.items()}}
-    required = [
-        p
-        for p in parameters
-        if p.default is p.empty and p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)
-    ]
-    by_name = all(p.kind is not p.POSITIONAL_ONLY and p.name in known for p in required)
-    if by_name:
-        taken = {p.name: known[p.name] for p in parameters if p.name in known}
-        if any(p.kind is p.VAR_KEYWORD for p in parameters):
-            taken = {**arguments, **taken}
-            taken = {
-                name: value for name, value in taken.items() if name not in aliases.values() or name in known
-            }
-        return func(**taken)
-    num_positional = sum(p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD) for p in required)
-    if num_positional < len(required) or num_positional > len(arguments):
-        raise ConfigurationError(
-            f"config.{setting}: expected a function of ({', '.join(arguments)}), or of fewer of them, got "
-            f"{getattr(func, '__qualname__', func)}{inspect.signature(func)}."
-        )
-    return func(*list(arguments.values())[:num_positional])
+    kinds = {parameter.kind for parameter in signature.parameters.values()}
+    by_name = dict(arguments) if inspect.Parameter.VAR_KEYWORD in kinds else {}
+    by_name |= {name: known[name] for name in signature.parameters if name in known}
+    ways: list[tuple[list[Any], dict[str, Any]]] = [([], by_name)]
+    ways += [(given[:num], {}) for num in range(1, len(given) + 1)]
+    if inspect.Parameter.VAR_POSITIONAL in kinds:
+        ways = [(given, {})]
+    for args, kwargs in ways:
+        try:
+            signature.bind(*args, **kwargs)
+        except TypeError:
+            continue
+        return func(*args, **kwargs)
+    raise ConfigurationError(
+        f"config.{setting}: expected a function of ({', '.join(arguments)}), or of fewer of them, got "
+        f"{getattr(func, '__qualname__', func)}{signature}."
+    )
 
 
 def _check_env_to_module_order(pieces: Sequence[ConnectorV2]) -> None:

@@ -6,7 +6,6 @@ import copy
 from collections import defaultdict
 from typing import Any
 
-import gymnasium as gym
 import numpy as np
 import pytest
 
@@ -14,7 +13,7 @@ from rlzmq.algorithms.ppo import PPOConfig
 from rlzmq.connectors.connector_v2 import ConnectorV2
 from rlzmq.core.errors import ConfigurationError, EnvError
 from rlzmq.envs.examples import MultiAgentCartPole
-from rlzmq.envs.multi_agent_env import MultiAgentEnv, ParallelPettingZooEnv, PettingZooEnv
+from rlzmq.envs.multi_agent_env import ParallelPettingZooEnv, PettingZooEnv
 from rlzmq.episodes.episode_batch import EpisodeBatch, concat_joined
 from rlzmq.modules.multi_rl_module_spec import MultiRLModuleSpec
 from rlzmq.modules.spec import RLModuleSpec
@@ -166,50 +165,6 @@ def check_continuity(agent_id: str, chunks: list[Any]) -> None:
         assert chunk.t_started == t
         t = chunk.t
     assert not any(chunk.is_done for chunk in chunks[:-1])
-
-
-class IntegersEnv(MultiAgentEnv):
-    """Two agents observe integers, lists, or numbers of another precision than their spaces have."""
-
-    def __init__(self, config: Any = None) -> None:
-        super().__init__()
-        self.agents = self.possible_agents = ["a", "b"]
-        self.observation_spaces = {
-            "a": gym.spaces.Box(-1e6, 1e6, (2,), np.float32),
-            "b": gym.spaces.Box(-1e6, 1e6, (1,), np.float64),
-        }
-        self.action_spaces = {agent: gym.spaces.Discrete(2) for agent in self.agents}
-
-    def _observations(self) -> Any:
-        of_a = [np.array([self.t, 2]), [self.t, 2], np.array([self.t, 0.5])][self.t % 3]
-        return {"a": of_a, "b": np.array([self.t], np.int32)}
-
-    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
-        self.t = 0
-        return self._observations(), {}
-
-    def step(self, action_dict: Any) -> Any:
-        self.t += 1
-        rewards = dict.fromkeys(self.agents, 1.0)
-        return self._observations(), rewards, {"__all__": self.t == 7}, {"__all__": False}, {}
-
-
-@pytest.mark.parametrize("fused", [True, False])
-def test_observations_have_the_dtypes_of_their_spaces(fused: bool) -> None:
-    config = (
-        PPOConfig()
-        .environment(IntegersEnv)
-        .env_runners(num_envs_per_env_runner=2)
-        .multi_agent(policies={"a", "b"}, policy_mapping_fn=lambda agent_id, episode, **kw: agent_id)
-    )
-    runner = make_runner(config, fused=fused)
-    for num_vector_steps in (2, 3, 9):
-        for episode in runner.sample_lease(num_vector_steps):
-            of_a, of_b = (episode.agent_episodes[agent].get_observations() for agent in "ab")
-            assert (of_a.dtype, of_b.dtype) == (np.float32, np.float64)
-            expected = np.arange(episode.env_t_started, episode.env_t + 1)
-            np.testing.assert_array_equal(of_a[:, 0], expected)
-            np.testing.assert_array_equal(of_b[:, 0], expected)
 
 
 @pytest.mark.parametrize("fused", [True, False])

@@ -6,13 +6,15 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from gymnasium import spaces
 from sampling_cases import assert_same, facts, make_config, random_env_config
 
-from rlzmq.connectors.connector_v2 import ConnectorV2
 from rlzmq.core.errors import ClosedError
 from rlzmq.envs.examples import RandomEnv
 from rlzmq.episodes.episode_batch import EpisodeBatch
+from rlzmq.modules.rl_module import TorchRLModule
+from rlzmq.modules.spec import RLModuleSpec
 from rlzmq.runners.vector_env_runners import SingleAgentEnvRunner
 
 
@@ -111,13 +113,6 @@ def test_without_counts_the_batch_mode_decides(make_runner: Any) -> None:
     assert runner.sample().num_env_steps == 12
     runner = make_runner(lengths_config(3, 4, 5, batch_mode="complete_episodes"))
     assert [len(e) for e in runner.sample()] == [3, 4, 5]
-
-
-def test_chunks_without_steps_are_dropped(make_runner: Any) -> None:
-    runner = make_runner(lengths_config(2, 100))
-    assert sorted(len(e) for e in runner.sample_lease(2)) == [2, 2]
-    only = runner.sample_lease(1)  # env 0 just resets
-    assert (len(only), only.num_env_steps, only.env_index.tolist()) == (1, 1, [1])
 
 
 def test_force_reset_begins_new_episodes(make_runner: Any) -> None:
@@ -246,8 +241,6 @@ def test_seeds_decide_the_trajectories(make_runner: Any) -> None:
 def test_sampling_leaves_the_global_random_streams_alone(make_runner: Any) -> None:
     import random
 
-    import torch
-
     runner = make_runner(make_config())
     before = torch.get_rng_state(), np.random.get_state()[1].tolist(), random.getstate()  # type: ignore[index]
     runner.sample(num_timesteps=20)
@@ -269,34 +262,28 @@ def test_weights_seq_no_is_stored_with_each_step(make_runner: Any) -> None:
     assert batch.meta["weights_version"] == 5
 
 
+class Late(TorchRLModule):
+    """Adds an output from the fourth call on."""
+
+    num_calls = -1000  # so long as it is only tried out
+
+    def setup(self) -> None:
+        self.net = torch.nn.Linear(4, 2)
+
+    def _forward(self, batch: Any, **kwargs: Any) -> Any:
+        self.num_calls += 1
+        logits = self.net(batch["obs"])
+        return {"action_dist_inputs": logits, **({"late": logits} if self.num_calls > 3 else {})}
+
+
 def test_late_and_missing_outputs_are_refused_at_the_step(make_runner: Any) -> None:
-    runner = make_runner(make_config())
-    forward = runner.module._forward
-    count = 0
-
-    def odd(batch: Any, **kwargs: Any) -> Any:
-        nonlocal count
-        count += 1
-        outputs = forward(batch, **kwargs)
-        return {**outputs, "late": outputs["action_dist_inputs"]} if count > 3 else outputs
-
-    runner.module._plain = False
-    runner.module._forward = odd
+    runner = make_runner(make_config().rl_module(rl_module_spec=RLModuleSpec(module_class=Late)))
+    runner.module.num_calls = 0
     with pytest.raises(ValueError, match="'late'"):
         runner.sample_lease(10)
     runner.module._forward = lambda batch, **kwargs: {"values": 1}
     with pytest.raises(ValueError, match="action_dist_inputs"):
         runner.sample_lease(1)
-
-
-def test_a_piece_that_returns_no_dict_is_named() -> None:
-    class Forgetful(ConnectorV2):
-        def __call__(self, **kwargs: Any) -> Any:
-            return None
-
-    runner = SingleAgentEnvRunner(config=make_config(env_to_module_connector=lambda *a, **k: Forgetful()))
-    with pytest.raises(ValueError, match="Forgetful"):
-        runner.sample(num_timesteps=1)
 
 
 def test_a_stopped_runner_says_so_and_stops_once(make_runner: Any) -> None:

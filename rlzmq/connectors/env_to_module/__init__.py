@@ -1,9 +1,8 @@
 """Pieces for env-to-module pipelines."""
 
 from rlzmq.connectors.common.frame_stacking import FrameStackingEnvToModule
-from rlzmq.connectors.env_to_module.flatten_observations import FlattenObservations
+from rlzmq.connectors.env_to_module.flatten_observations import FlattenObservations, PrevActionsPrevRewards
 from rlzmq.connectors.env_to_module.mean_std_filter import MeanStdFilter
-from rlzmq.connectors.env_to_module.prev_actions_prev_rewards import PrevActionsPrevRewards
 from rlzmq.connectors.observation_pieces import (
     MultiAgentObservationPreprocessor,
     SingleAgentObservationPreprocessor,
