@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+from typing import Any
+
 import gymnasium as gym
 import numpy as np
 import torch
@@ -9,6 +12,7 @@ import torch
 import rlzmq
 from rlzmq import PPOConfig
 from rlzmq.algorithms import rllib_helpers as helpers
+from tests.support.runs import small
 
 
 def test_one_hots_are_those_of_the_space() -> None:
@@ -56,3 +60,25 @@ def test_a_policy_spec_has_settings_of_its_own() -> None:
     config = PPOConfig().multi_agent(policies=specs, policy_mapping_fn=lambda agent_id, episode: "a")
     assert [config.get_config_for_module(name).lr for name in "ab"] == [0.1, 0.2]
     assert config.lr == PPOConfig().lr
+
+
+def test_what_rllibs_scripts_call_on_an_algorithm() -> None:
+    config = small().evaluation(evaluation_interval=2, evaluation_duration=1)
+    with config.build() as algo:
+        results = [algo.train() for _ in range(3)]
+        assert ["evaluation" in result for result in results] == [False, True, True]
+        assert results[2]["evaluation"] == results[1]["evaluation"], "the last one stays until the next"
+        algo.set_weights(algo.get_weights())
+        assert Path(algo.save().checkpoint.path).is_dir()
+        assert algo.env_runner_group.foreach_env_runner(lambda runner: (x for x in (1, 2))) == [[1, 2]]
+        encoder = algo.get_module().encoder
+        assert encoder.actor_encoder is not encoder.critic_encoder
+        assert type(algo).default_resource_request(config) == {"cpu": 1.0}
+
+
+def test_a_custom_evaluations_results_stand_where_rllib_has_them() -> None:
+    def evaluate(algorithm: Any, eval_env_runner_group: Any) -> Any:
+        return {"env_runners": {"episode_return_mean": 1.5}}, 10, 10
+
+    with small().evaluation(evaluation_interval=1, custom_evaluation_function=evaluate).build() as algo:
+        assert algo.train()["evaluation"]["env_runners"] == {"episode_return_mean": 1.5}

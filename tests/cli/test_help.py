@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from rlzmq import ConfigurationError, CQLConfig
+from rlzmq import ConfigurationError
 from rlzmq.algorithms.registry import ALGORITHMS, get_config_class
 from rlzmq.cli.main import COMMANDS, main
 from rlzmq.cli.train import _config, _parse
@@ -61,28 +61,9 @@ def test_no_flag_of_the_help_is_without_effect(name: str, capsys: pytest.Capture
     assert ("--input" in text.split()) == ("--offline-evaluation-interval" in text.split()) == (not is_online)
 
 
-def test_commands_are_grouped(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["--help"]) == 0
-    text = capsys.readouterr().out
-    places = [
-        text.index(f"\n{title}:\n") for title in ("train and look", "deploy", "several machines", "debug")
-    ]
-    assert places == sorted(places)
-    assert all(text.count(f"\n  {command} ") == 1 for command in COMMANDS)
-
-
 def test_a_flag_of_true_or_false_may_stand_alone() -> None:
     options = _parse("ppo", ["--env", "CartPole-v1", "--explore", "--resume", "--quiet"])
     assert (options.resume, _config("ppo", options).explore) == ("auto", True)
-
-
-def test_settings_with_one_possible_value_have_no_flag(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["train", "cql", "--help-all"]) == 0
-    flags = {word for word in capsys.readouterr().out.split() if word.startswith("--")}
-    assert "--min-q-weight" in flags
-    assert {
-        "--" + name.replace("_", "-") for name, field in CQLConfig._fields.items() if field.only
-    } & flags == set()
 
 
 @pytest.mark.parametrize(

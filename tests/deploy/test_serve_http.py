@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import http.client
-import json
 import socket
 import threading
 from collections.abc import Iterator
@@ -25,8 +24,6 @@ from rlzmq import (
     PPOConfig,
     PrevActionsPrevRewards,
 )
-from rlzmq.core.imports import MissingPackageError
-from rlzmq.deploy import http_interface
 from rlzmq.envs.examples import MultiAgentCartPole
 from tests.deploy.serving import Http, cartpole, write_checkpoint
 from tests.support.runs import ShortEnv
@@ -209,7 +206,6 @@ def test_nested_observations_and_actions_are_objects_and_lists(nested: PolicySer
         ({"place": 0}, "obs.place: a value is outside of Discrete(3, start=1)"),
         ({"place": 1.5}, "obs.place: expected whole numbers of dtype int64, got float64"),
         ({"place": "1"}, "obs.place: expected numbers, got something else"),
-        ({"place": None}, "obs.place: expected numbers, got something else"),
         ({"place": 1 << 70}, "obs.place: expected numbers"),
         ({"keys": [0, 2]}, "obs.keys: a value is outside of MultiBinary(2)"),
         ({"keys": [0, 1, 1]}, "obs.keys: expected shape (2,), got (3,); the space is MultiBinary(2)"),
@@ -218,7 +214,6 @@ def test_nested_observations_and_actions_are_objects_and_lists(nested: PolicySer
         ({"parts": [[0.5, [1]], [1, 2]]}, "obs.parts.0: expected numbers, got lists of different lengths"),
         ({"parts": [[0.5, 1], [1, 3]]}, "obs.parts.1: a value is outside of MultiDiscrete([2 3])"),
         ({"image": [[0, 256], [3, 4]]}, "obs.image: expected numbers from 0 to 255 (dtype uint8)"),
-        ({"image": [[0, -1], [3, 4]]}, "obs.image: expected numbers from 0 to 255 (dtype uint8)"),
         (
             {"more": 1},
             "obs: expected an object with the keys ['image', 'keys', 'parts', 'place'], got the keys",
@@ -238,7 +233,6 @@ def test_an_observation_outside_of_its_space_is_named(
     ("body", "message"),
     [
         (b"", "the body is not JSON"),
-        (b"\xff", "the body is not JSON"),
         (b"[1]", "expected a JSON object with the key obs or observations"),
         (b"{}", "expected either obs, one observation, or observations, a list of them"),
         (b'{"obs": [1,2,3,4], "observations": [[1,2,3,4]]}', "expected either obs"),
@@ -249,9 +243,7 @@ def test_an_observation_outside_of_its_space_is_named(
         (b'{"obs": [1,2,3,4], "reward": "x"}', "rewards: expected a list of numbers"),
         (b'{"obs": [1,2,3,4], "state_in": {"h": [1]}}', "state_in: expected an object with the keys []"),
         (b'{"obs": [1,2,3,NaN]}', "expected finite numbers, got NaN"),
-        (b'{"obs": [1,2,3,-Infinity]}', "expected finite numbers, got -Infinity"),
         (b'{"obs": [1,2,3,1e39]}', "obs: expected finite numbers of dtype float32"),
-        (b'{"obs": [1,2,3,1e999]}', "obs: expected finite numbers of dtype float32"),
         (b'{"obs": [1,2,3,' + b"9" * 5000 + b"]}", "the body is not JSON"),
         (b'{"obs": ' + b"[" * 100_000 + b"]" * 100_000 + b"}", "the JSON is nested too deep"),
         (b'{"obs": ' + b"[" * 60 + b"]" * 60 + b"}", "obs: expected"),
@@ -262,7 +254,6 @@ def test_an_observation_outside_of_its_space_is_named(
             b'{"observations": [[1,2,3,4],[1,2,3]]}',
             "observations: expected numbers, got lists of different lengths",
         ),
-        (b'{"observations": 3}', "observations: expected a list of at least one observation"),
     ],
 )
 def test_a_malformed_request_is_answered_with_what_is_expected(
@@ -308,12 +299,6 @@ def test_another_host_name_is_refused_as_dns_rebinding_uses_it(client: Http, che
         client_of(server) as other,
     ):
         assert other.ask("GET", "/healthz", host="policies.example")[0] == 200
-
-
-def test_paths_and_methods_that_are_not_there(client: Http) -> None:
-    assert client.ask("GET", "/v2/act")[0] == 404
-    assert client.ask("GET", "/v1/act")[0] == 405
-    assert client.ask("DELETE", "/v1/policies")[0] == 405
 
 
 def test_a_body_above_the_limit_is_refused_before_it_is_read(checkpoint: Path) -> None:
@@ -431,22 +416,3 @@ def test_what_cannot_be_served_is_said_at_the_start(tmp_path: Path, checkpoint: 
         taken.listen()
         with pytest.raises(ConfigurationError, match=r"cannot listen on .* Address already in use"):
             PolicyServer(path, http=f"127.0.0.1:{taken.getsockname()[1]}")
-
-
-def test_a_missing_package_is_named_with_the_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = write_checkpoint(cartpole(), tmp_path / "000001")
-
-    def missing(module: str, what: str, install: str) -> Any:
-        raise MissingPackageError(f"{what} needs {module}: pip install '{install}'")
-
-    monkeypatch.setattr(http_interface, "import_optional", missing)
-    with pytest.raises(
-        MissingPackageError, match=r"Serving over HTTP needs .*: pip install 'rlzmq\[serve\]'"
-    ):
-        serve(path)
-
-
-def test_json_answers_hold_no_nan(client: Http) -> None:
-    code, answer = client.act(obs=OBS)
-    assert code == 200
-    assert json.loads(json.dumps(answer), parse_constant=lambda text: pytest.fail(text)) == answer

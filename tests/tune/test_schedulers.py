@@ -16,7 +16,6 @@ from rlzmq.core.errors import ConfigurationError
 from rlzmq.tune.schedulers import (
     PB2,
     ASHAScheduler,
-    FIFOScheduler,
     HyperBandScheduler,
     MedianStoppingRule,
     PopulationBasedTraining,
@@ -219,11 +218,6 @@ def test_population_based_training_draws_new_values() -> None:
 def test_bad_settings_are_named(make: Any, text: str) -> None:
     with pytest.raises(ConfigurationError, match=text):
         make()
-
-
-def test_schedulers_by_name() -> None:
-    assert isinstance(create_scheduler("asha", max_t=3), ASHAScheduler)
-    assert isinstance(create_scheduler("fifo"), FIFOScheduler)
 
 
 def test_asha_ends_bad_trials_of_a_search_early(run_config: tune.RunConfig) -> None:
