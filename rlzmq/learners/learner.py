@@ -581,7 +581,17 @@ class Learner(TellsUncalled, Checkpointable):
                     f"The loss of {', '.join(map(repr, loss_per_module))} depends on no trainable parameter: was it "
                     "computed under torch.no_grad(), from detached tensors, or from the batch alone?"
                 )
-            total.backward()
+            # Tensor.backward would examine its arguments for longer than a small layer takes.
+            engine: Any = torch.autograd.Variable._execution_engine
+            engine.run_backward(
+                (total,),
+                (torch.ones_like(total),),
+                False,
+                False,
+                (),
+                allow_unreachable=True,
+                accumulate_grad=True,
+            )
         self.ranks.average_gradients()
         gradients: dict[Tensor, Tensor] = {}
         for entries in self.optimizers.by_module(sorted(self.trained_module_ids)).values():
@@ -633,8 +643,12 @@ class Learner(TellsUncalled, Checkpointable):
             Parameter → gradient.
         """
         is_finite = True
-        for entry in self.optimizers.of_module(module_id):
-            mine = entry.gradients_of(module_gradients_dict)
+        entries = self.optimizers.of_module(module_id)
+        for entry in entries:
+            if len(entries) == 1:  # all are its gradients
+                mine = list(module_gradients_dict.values())
+            else:
+                mine = entry.gradients_of(module_gradients_dict)
             norm = float(global_norm(mine))
             if getattr(config, "log_gradients", True) and self._is_due(entry):
                 self.report.log(module_id, {f"gradients_{entry.name}_global_norm": norm})

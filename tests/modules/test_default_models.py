@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import pickle
-import time
 from typing import Any
 
 import gymnasium as gym
@@ -190,12 +189,6 @@ def test_a_kernel_that_does_not_fit_without_padding_is_refused() -> None:
         ConfigurationError, match=r"conv_filters'\]\[1\]: the kernel \[5, 5\] does not fit into the 3 × 3 "
     ):
         build(OBSERVATIONS["image"], conv_filters=[[8, 4, 3, "valid"], [4, 5, 1, "valid"]])
-
-
-def test_even_kernels_meet_even_sizes_so_that_no_image_is_copied_for_padding() -> None:
-    for size in ((84, 84), (64, 64), (96, 96), (210, 160), (42, 42)):
-        encoder = build_encoder(gym.spaces.Box(0, 255, (*size, 3), np.uint8), DefaultModelConfig())
-        assert encoder._pads == [None] * len(encoder._pads)  # type: ignore[union-attr]
 
 
 def test_integer_pixels_are_scaled_by_the_upper_bound() -> None:
@@ -604,28 +597,3 @@ def test_other_modules_with_memory_have_no_quick_path() -> None:
     assert recurrent_chain(build(VECTOR, fcnet_hiddens=[8])) is None
     assert recurrent_chain(build(VECTOR, fcnet_use_layernorm=True, **settings)) is None
     assert recurrent_chain(build(gym.spaces.Box(0, 255, (16, 16, 1), np.uint8), **settings)) is None
-
-
-def test_the_default_mlp_costs_no_more_than_a_bare_sequential() -> None:
-    module = build(VECTOR, inference_only=True, fcnet_hiddens=[64, 64]).eval()
-    layers = [*module.encoder.layers, *module.pi.layers]
-    bare = nn.Sequential(layers[0], nn.Tanh(), layers[1], nn.Tanh(), layers[2]).eval()
-    obs = torch.randn(8, 4)
-    batch = {Columns.OBS: obs}
-    ratios = []
-    with torch.inference_mode():
-        torch.testing.assert_close(module.forward_exploration(batch)[Columns.ACTION_DIST_INPUTS], bare(obs))
-        for _ in range(30):
-            ratios.append(seconds(lambda: module.forward_exploration(batch)) / seconds(lambda: bare(obs)))
-    assert min(ratios) < 1.2  # 0.8 on an idle core
-
-
-def seconds(call: Any) -> float:
-    start = time.perf_counter()
-    for _ in range(50):
-        call()
-    return time.perf_counter() - start
-
-
-def test_the_class_is_the_one_that_an_open_spec_builds() -> None:
-    assert type(build(VECTOR)) is DefaultActorCriticModule
