@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import gc
 import os
 import signal
 import sys
@@ -33,7 +31,6 @@ from rlzmq.core.errors import (
     ProtocolError,
     RemoteError,
 )
-from rlzmq.core.patience import RestartPolicy, Supervision
 from rlzmq.core.process import ENDING_SIGNALS
 
 
@@ -279,20 +276,6 @@ async def test_stop_runs_the_actors_own_stop(system: ActorSystem, tmp_path: Path
     assert raising.exited.done()
 
 
-async def test_a_call_that_arrives_just_after_the_stop_leaves_nothing_behind(system: ActorSystem) -> None:
-    """It is cancelled before its first step; its coroutine was never awaited, which Python would warn about."""
-    actor = await system.spawn(Recorder)
-    psutil.Process(actor.pid).suspend()
-    stop, call = asyncio.create_task(actor.stop()), asyncio.create_task(actor.add(1))
-    await asyncio.sleep(0)
-    psutil.Process(actor.pid).resume()
-    status = await stop
-    with pytest.raises(PeerLostError):
-        await call
-    assert status.exit_code == 0
-    assert not any("never awaited" in line for line in status.stderr_lines)
-
-
 @pytest.mark.parametrize("number", ENDING_SIGNALS)
 async def test_a_signal_that_ends_runs_ends_neither_an_actor_nor_the_fork_server(
     number: signal.Signals, system: ActorSystem
@@ -305,26 +288,6 @@ async def test_a_signal_that_ends_runs_ends_neither_an_actor_nor_the_fork_server
         server.send_signal(number)
         await actor.add(1)
     assert (await system.spawn(Recorder)).pid
-
-
-async def test_a_fork_server_that_is_killed_again_and_again_fails_no_start(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(forkserver, "_deaths", Supervision(RestartPolicy(max_restarts=8, first_delay_s=0.01)))
-    forkserver.shutdown()
-    async with ActorSystem() as system:
-        starts = [asyncio.create_task(system.spawn(Recorder)) for _ in range(2)]
-        killed = set()
-        while len(killed) < 7:
-            await asyncio.sleep(0)
-            server = forkserver.get_fork_server()
-            if server.pid not in killed:
-                killed.add(server.pid)
-                server.send_signal(signal.SIGKILL)
-            await asyncio.sleep(0.01)
-        for actor in await asyncio.gather(*starts):
-            with contextlib.suppress(ActorLostError):  # its server was killed when it had started
-                assert await actor.add(1) == 1
 
 
 async def test_programs_and_processes_that_an_actor_starts_can_be_terminated(system: ActorSystem) -> None:
@@ -409,19 +372,3 @@ async def test_an_actor_may_have_actors(system: ActorSystem) -> None:
     parent.kill()
     await parent.exited
     assert is_gone(grandchild)
-
-
-async def test_file_descriptors_do_not_leak() -> None:
-    async def run() -> None:
-        async with ActorSystem() as system:
-            actors = await asyncio.gather(*(system.spawn(Recorder) for _ in range(3)))
-            actors[0].kill()
-            await actors[1].stop()
-
-    await run()
-    gc.collect()
-    num_fds, num_threads = psutil.Process().num_fds(), threading.active_count()
-    await run()
-    gc.collect()
-    assert psutil.Process().num_fds() <= num_fds
-    assert threading.active_count() <= num_threads

@@ -151,22 +151,6 @@ async def test_messages_that_came_together_are_handled_in_bounded_turns(
     assert most <= 8
 
 
-async def test_closing_ends_the_delivery_of_what_came_together(context: Context, address: str) -> None:
-    received = []
-    closed = asyncio.Event()
-
-    def on_message(frames: list[Any]) -> None:
-        received.append(frames)
-        router.close()
-        closed.set()
-
-    router, dealer = pair(context, address, on_message, None)
-    dealer._try_send(packed(*[[b"x"]] * 9), None)
-    await asyncio.wait_for(closed.wait(), DEADLINE_S)
-    await asyncio.sleep(0)
-    assert received == [[b"d", b"x"]]
-
-
 async def test_a_peer_of_an_older_release_would_name_the_versions(context: Context, address: str) -> None:
     raw = zmq.Context()
     try:

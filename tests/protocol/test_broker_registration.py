@@ -125,12 +125,3 @@ def test_a_learner_whose_frames_do_not_fit_what_it_says_is_refused(fields, num_f
     )
     assert bench.state.refused == {"schema": 1}
     assert not bench.state.ranks
-
-
-def test_what_is_refused_is_counted_by_its_reason():
-    bench = Bench()
-    bench.driver()
-    bench.hello("alien", "pirate")
-    bench.runner(num_envs=0)
-    bench.runner(num_envs=0)
-    assert bench.state.refused == {"role": 1, "num_envs": 2}

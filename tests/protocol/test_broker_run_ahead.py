@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from core_fakes import Bench
 
-from rlzmq.wire.messages import Goodbye, LeaseReturned, Pause, Resume, ShardReady, Train
+from rlzmq.wire.messages import Goodbye, LeaseReturned, Pause, Resume
 
 
 def _env_steps(bench: Bench, runner: str = "runner", num_envs: int = 4) -> int:
@@ -164,30 +164,6 @@ def test_a_slow_runner_whose_second_lease_would_be_small_does_not_hold_up_a_fast
 def _with_group_away(bench: Bench) -> None:
     """Nothing is planned: the data of a batch that is complete waits."""
     bench.send("learner-0", Goodbye("restarted"))
-
-
-@pytest.mark.parametrize(
-    ("came", "granted"), [(19, [3, 0]), (20, [0, 0]), (21, [0, 0]), (2, [16, 4]), (3, [16, 0])]
-)
-def test_less_than_a_small_lease_is_granted_only_where_a_batch_lacks_it_and_nothing_else_is_out(
-    came, granted
-):
-    """Of two slots of 20 steps, 18 are those of an update whose weights are not out; a small lease has 4 steps."""
-    bench = Bench(max_leases_per_runner=1)
-    terms = {"staleness": 1, "max_policy_lag": 1, "fragment_length": 16}
-    bench.ready_run(batch=18, **terms)
-    bench.open(1, batch=20, **terms)
-    bench.send("driver", Pause())
-    for name in "ab":
-        bench.runner(name, num_envs=1)
-        bench.fragment(steps=9, runner=name)
-    run = bench.state.runs[0]
-    bench.send("learner-0", ShardReady(0, run.attempt, 1, 0))
-    bench.done(bench.sent("learner-0", Train)[0])
-    _with_group_away(bench)
-    bench.fragment(steps=came, runner="a")
-    bench.send("driver", Resume())
-    assert [_env_steps(bench, name, num_envs=1) for name in "ab"] == granted
 
 
 # ------------------------------------------------------------------ windows

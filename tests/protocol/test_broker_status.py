@@ -124,19 +124,6 @@ def test_nothing_stands_still_before_an_update_is_asked_for_nor_in_a_pause():
     assert bench.core.status()["still_s"] == 0.5
 
 
-def test_a_step_of_a_rank_moves_an_update_that_is_trained_and_not_one_that_is_collected():
-    bench = bench_with_runner(batch=20)
-
-    def step(progress: int) -> int:
-        bench.send("learner-0", LearnerState(1, 0, (0,), (0,), (1,), (2,), progress))
-        return _progress(bench).num_moves
-
-    assert step(1) == step(2) == 0
-    bench.fragment(steps=20)
-    moves = _progress(bench).num_moves
-    assert [step(3), step(3), step(4)] == [moves + 1, moves + 1, moves + 2]
-
-
 def test_how_long_those_at_work_may_make_no_progress():
     bench = Bench()
     bench.ready_run(batch=20)

@@ -76,37 +76,6 @@ def test_what_reports_have_told_goes_to_the_next_broker():
     assert (hello.trained, hello.dropped, hello.next_update) == (10, {"stale": 2}, 3)
 
 
-# ------------------------------------------------------------------ calls
-
-
-def test_what_it_wishes_is_sent_only_to_a_broker_that_knows_it_and_kept_for_one_that_comes():
-    core = _driver(is_welcome=False, config=b"config", config_digest="digest")
-    assert core.connector_version == -1
-    assert core.open_update(_update(0)) == core.set_connector_state(4, b"state") == core.pause() == []
-    assert [item for item in welcome(core) if isinstance(item, E.Send)] == [
-        E.Send(b"", m.Config("run", "digest"), (b"config",)),
-        E.Send(b"", m.Pause()),
-        E.Send(b"", m.ConnectorState(4), (b"state",)),
-        E.Send(b"", _update(0)),
-    ]
-    assert core.connector_version == 4
-    core = _driver(is_welcome=False)
-    assert core.resume() == core.reset(3, 0) == []
-
-
-def test_a_reset_forgets_what_was_open_and_what_came_early():
-    core = _driver()
-    for update_id in range(3):
-        core.open_update(_update(update_id))
-    _report(core, 1)
-    core.reset(2, 1)
-    core.open_update(_update(1))
-    assert instructions_in(_report(core, 2), E.Report) == [], "not open any more"
-    (report,) = instructions_in(_report(core, 1), E.Report)
-    assert report.report.min_generation == 2
-    assert core.next_report == core.next_update == 2
-
-
 # ------------------------------------------------------------------ events
 
 

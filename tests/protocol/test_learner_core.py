@@ -88,30 +88,6 @@ def test_a_refused_shard_is_not_held_any_more_and_its_text_is_cut():
 # ------------------------------------------------------------------ generations
 
 
-def test_the_group_has_trained_what_was_at_hand_below_its_next_update():
-    core = _learner()
-    _running(core)
-    _plan(core, 1, 101)
-    out = core.form_group(2, 0, 2, 1, 0.0)
-    dropped = {(item.update_id, item.attempt) for item in instructions_in(out, E.DropShards)}
-    assert dropped == {(0, 100), (1, 101)}
-    _, (memory,) = _hello(core)
-    assert memory == _RANGES
-    assert core.running_update is None
-
-
-def test_a_step_that_the_groups_state_lacks_did_not_survive():
-    core = _learner()
-    _running(core)
-    _trained(core)
-    _running(core, 1, 101)
-    _trained(core, 1, 101)
-    core.form_group(2, 1, 3, 1, 0.0)
-    (done,) = messages_in(welcome(core, broker=6), m.UpdateDone)
-    assert done == m.UpdateDone(0, 100, 2, 1, 2, True, 20), "two ranks trained what the new group has"
-    assert core.next_update == 1
-
-
 def test_a_confirmed_update_is_forgotten_only_if_it_is_of_this_generation():
     core = _learner()
     _running(core)

@@ -26,42 +26,6 @@ def _ledger(*sizes: int) -> Ledger:
     return ledger
 
 
-def test_a_fragment_is_committed_when_its_last_step_is_trained():
-    ledger = _ledger(10)
-    entry = ledger.entries[_id(0)]
-    first = ledger.take(entry, 4)
-    rest = ledger.take(entry, 6)
-    assert (first, rest) == (FragmentRange(_id(0), 0, 4), FragmentRange(_id(0), 4, 6))
-    ledger.commit([first])
-    assert ledger.pop_committed() == []
-    ledger.commit([rest])
-    assert ledger.pop_committed() == [_id(0)]
-    assert ledger.is_committed(_id(0))
-    assert ledger.accept(_id(0), 10, generation=0, version=0) is None
-    assert (ledger.accounting.trained, ledger.accounting.pending) == (10, 0)
-
-
-def test_dropping_leaves_what_an_update_has_taken():
-    ledger = _ledger(10)
-    entry = ledger.entries[_id(0)]
-    taken = ledger.take(entry, 4)
-    assert ledger.drop(entry, "stale") == 6
-    assert not ledger.is_committed(_id(0))
-    ledger.commit([taken])
-    assert ledger.is_committed(_id(0))
-    assert ledger.accounting.dropped == {"stale": 6}
-
-
-def test_released_steps_are_free_again_in_the_same_order():
-    ledger = _ledger(4, 4)
-    shards = take_shards(ledger, ledger.free_entries(), [3, 3])
-    assert [[tuple(item[1:]) for item in shard] for shard in shards] == [[(0, 3)], [(3, 1), (0, 2)]]
-    assert ledger.free_steps() == 2
-    ledger.release([item for shard in shards for item in shard])
-    assert ledger.free_steps() == 8
-    assert take_shards(ledger, ledger.free_entries(), [3, 3]) == shards
-
-
 def test_of_what_is_disowned_only_what_was_not_trained_here_is_taken_off_the_account():
     ledger = _ledger(5)
     ledger.commit([ledger.take(ledger.entries[_id(0)], 2)])
@@ -97,17 +61,6 @@ def test_what_learners_trained_under_an_earlier_broker_is_not_trained_again():
     ledger.note_trained([FragmentRange(_id(0), 0, 10)])
     assert ledger.is_committed(_id(0))
     assert ledger.accounting.counts() == {"sampled": 0, "trained": 0, "pending": 0}
-
-
-def test_an_update_in_training_under_an_earlier_broker_keeps_its_steps():
-    ledger = Ledger()
-    ranges = [FragmentRange(_id(0), 2, 4)]
-    ledger.reserve(ranges)
-    entry = ledger.accept(_id(0), 10, generation=0, version=0)
-    assert entry is not None
-    assert entry.free == 4
-    ledger.release(ranges)
-    assert entry.free == 10, "also what lies before it"
 
 
 def test_watermarks_advance_over_gapless_commits():
@@ -335,11 +288,3 @@ def test_what_cannot_be_is_noticed_by_the_change_that_makes_it(change: Callable[
     account = _account()
     with pytest.raises(AssertionError):
         change(account)
-
-
-@pytest.mark.parametrize("field", ["sampled", "trained", "pending"])
-def test_a_sum_that_does_not_add_up_is_noticed(field: str) -> None:
-    account = _account()
-    setattr(account, field, getattr(account, field) + 1)
-    with pytest.raises(AssertionError):
-        account.check()

@@ -203,21 +203,6 @@ def test_a_tree_that_no_packer_makes_is_refused(node, says):
         _unpack(node, bytes(16), np.zeros(4, np.uint8))
 
 
-@pytest.mark.parametrize(
-    ("arrays", "says"),
-    [
-        ([], "at least 2 arrays .* got 0"),
-        ([np.zeros(1, np.uint8)], "at least 2 arrays .* got 1"),
-        ([np.zeros(1, np.int8), np.zeros(1, np.uint8)], "tree frame is 1-D uint8, got 1-D int8"),
-        ([np.zeros((1, 1), np.uint8), np.zeros(1, np.uint8)], "tree frame is 1-D uint8, got 2-D"),
-        ([np.zeros(1, np.uint8), np.zeros((1, 1), np.uint8)], "small arrays frame is 1-D uint8, got 2-D"),
-    ],
-)
-def test_a_value_is_a_tree_and_its_arrays(arrays, says):
-    with pytest.raises(MalformedFrameError, match=says):
-        unpack_value(arrays)
-
-
 def test_one_episode_is_one():
     header, frames = EpisodeBatch.from_episodes([_single(), _single()]).to_wire()
     node = [header, [[index] for index in range(len(frames))]]

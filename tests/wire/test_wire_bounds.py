@@ -212,22 +212,6 @@ def test_as_many_ranges_as_may_be_and_one_more(monkeypatch):
         unpack_blobs(pack_blobs([b"x"] * 4))
 
 
-@pytest.mark.parametrize(
-    ("frames", "says"),
-    [
-        ([np.array([1, 2], "<i8").tobytes(), b"ab"], "blobs of 3 bytes came in 2 bytes"),
-        ([np.array([1], "<i8").tobytes(), b"ab"], "blobs of 1 bytes came in 2 bytes"),
-        ([np.array([-1, 3], "<i8").tobytes(), b"ab"], "blobs of 2 bytes came in 2 bytes"),
-        ([b"1234567", b""], "8 bytes each, got 7"),
-        ([b""], "2 frames, got 1"),
-        ([b"", b"", b""], "2 frames, got 3"),
-    ],
-)
-def test_blobs_fit_their_lengths(frames, says):
-    with pytest.raises(WireError, match=says):
-        unpack_blobs(frames)
-
-
 def test_a_table_of_ranges_names_runners_that_are_there():
     row = np.array([[1, 2, 3, 4, 5]], "<i8").tobytes()
     assert unpack_ranges([b"a\nb", row]) == [FragmentRange(FragmentId("b", 2, 3), 4, 5)]
