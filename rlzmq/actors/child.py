@@ -29,7 +29,7 @@ from rlzmq.core.process import (
     outlive_readers,
     share_one_arena,
 )
-from rlzmq.net.context import CONTROL, Context
+from rlzmq.net.context import CONTROL, Context, SocketOptions
 from rlzmq.net.socket import DrainSocket
 
 __all__ = ["CONSTRUCT_CALL_ID", "local_options", "run_child"]
@@ -38,7 +38,7 @@ CONSTRUCT_CALL_ID = 0
 _FLUSH_MS = 2000
 
 
-def local_options(max_message_bytes: int) -> Any:
+def local_options(max_message_bytes: int) -> SocketOptions:
     """Return the socket options between an actor system and its children.
 
     There are no heartbeats: the fork server reports a child's end, and a disconnect while one side is

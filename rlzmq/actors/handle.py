@@ -9,7 +9,7 @@ import inspect
 import itertools
 import logging
 import os
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Coroutine, Generator, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
 from rlzmq.actors import by_value
@@ -52,9 +52,11 @@ class ActorLink(Protocol):
     @property
     def pid(self) -> int: ...
 
-    async def call(self, method: str, args: object, kwargs: Any) -> Any: ...
+    async def call(self, method: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any: ...
 
-    async def apply(self, function: Callable[..., Any], args: object, kwargs: Any) -> Any: ...
+    async def apply(
+        self, function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
+    ) -> Any: ...
 
     async def stop(self, timeout_s: float) -> ExitStatus: ...
 
@@ -133,14 +135,16 @@ class ProcessLink:
         with contextlib.suppress(PeerLostError):
             await self.call("", (), {})
 
-    async def call(self, method: str, args: object, kwargs: Any) -> Any:
+    async def call(self, method: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         frames = pack((args, kwargs), f"argument of {method}()")
         call_id = next(self._call_ids)
         with self._expect(call_id, method) as answer:
             self._send_to_actor(Call(call_id, method), frames)
             return await self._value_of(answer, call_id)
 
-    async def apply(self, function: Callable[..., Any], args: object, kwargs: Any) -> Any:
+    async def apply(
+        self, function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
+    ) -> Any:
         data = by_value.dumps((function, args, kwargs), f"the function for {self.role}")
         call_id = next(self._call_ids)
         with self._expect(call_id, getattr(function, "__name__", "apply")) as answer:
@@ -243,7 +247,7 @@ class ProcessLink:
         # Shielded: a message cut short by a cancellation would garble the next one.
         await asyncio.shield(asyncio.ensure_future(send()))
 
-    def _send_to_actor(self, message: ActorMessage, value: Any = ()) -> None:
+    def _send_to_actor(self, message: ActorMessage, value: Sequence[Any] = ()) -> None:
         # If it has disconnected, its exit status is on its way to the pending call.
         with contextlib.suppress(PeerLostError):
             self._send(encode_message(message, value))
@@ -288,10 +292,12 @@ class LocalLink:
             self.kill()
             raise
 
-    async def call(self, method: str, args: object, kwargs: Any) -> Any:
+    async def call(self, method: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         return await self._unless_exited(self._host.call(method, args, kwargs), method)
 
-    async def apply(self, function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+    async def apply(
+        self, function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
+    ) -> Any:
         work = self._host.apply(function, (self._host.instance, *args), kwargs)
         return await self._unless_exited(work, getattr(function, "__name__", "apply"))
 
@@ -329,7 +335,7 @@ class LocalLink:
         """Abandon the thread. Idempotent."""
         self.kill()
 
-    async def _unless_exited(self, work: Any, method: str) -> Any:
+    async def _unless_exited(self, work: Coroutine[Any, Any, Any], method: str) -> Any:
         task = asyncio.ensure_future(work)
         try:
             await asyncio.wait((task, self.exited), return_when=asyncio.FIRST_COMPLETED)
@@ -503,7 +509,7 @@ class ActorHandle:
     def __repr__(self) -> str:
         return f"<ActorHandle {self.name!r}: {short_name(self._class)}, pid {self.pid}, {self._exited!r}>"
 
-    async def _within(self, deadline_s: float | None, method: str, work: Any) -> Any:
+    async def _within(self, deadline_s: float | None, method: str, work: Coroutine[Any, Any, Any]) -> Any:
         try:
             with ShortTraceback(is_inner=True):
                 if deadline_s is None:

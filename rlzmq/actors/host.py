@@ -148,7 +148,11 @@ class ActorHost:
             use_thread(self._thread.run)
 
     async def call(
-        self, method: str, args: object, kwargs: Any, convert: Callable[[Any], Any] | None = None
+        self,
+        method: str,
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any],
+        convert: Callable[[Any], Any] | None = None,
     ) -> Any:
         """Run a method.
 
@@ -163,8 +167,8 @@ class ActorHost:
     async def apply(
         self,
         function: Callable[..., Any],
-        args: Any,
-        kwargs: Any,
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any],
         convert: Callable[[Any], Any] | None = None,
     ) -> Any:
         """Run any function as if it were a method."""
@@ -182,7 +186,7 @@ class ActorHost:
             return result if convert is None else convert(result)
         return result
 
-    async def answer(self, method: str, args: object, kwargs: Any) -> list[Any]:
+    async def answer(self, method: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any]:
         """Run a method; return its packed result, for a caller in another process. "": a beat, answered at once."""
         if not method:
             return pack(None, "beat")

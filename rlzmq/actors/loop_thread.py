@@ -22,12 +22,7 @@ from rlzmq.actors.host import awaited
 from rlzmq.core.errors import ClosedError
 from rlzmq.core.tracebacks import ShortTraceback, user_errors
 
-__all__ = [
-    "LoopThread",
-    "get_loop_thread",
-    "in_calling_thread",
-    "new_event_loop",
-]
+__all__ = ["LoopThread", "get_loop_thread", "in_calling_thread", "new_event_loop"]
 
 
 def new_event_loop() -> asyncio.AbstractEventLoop:

@@ -32,11 +32,7 @@ from rlzmq.core.tracebacks import ShortTraceback
 from rlzmq.net.context import Context
 from rlzmq.net.socket import DrainSocket
 
-__all__ = [
-    "ActorHandle",
-    "ActorSystem",
-    "Watched",
-]
+__all__ = ["ActorHandle", "ActorSystem", "Watched"]
 
 
 class Watched:
@@ -115,8 +111,8 @@ class ActorSystem:
 
     Processes are forks of a server that has torch, numpy and gymnasium imported (a few hundredths of a
     second each once it is warm). They die with this process, however it ends. User classes may be
-    defined anywhere, ``__main__`` and notebooks included, without an ``if __name__`` guard. They write to this process's
-    stdout; lines on their stderr are passed on with their name in front.
+    defined anywhere, ``__main__`` and notebooks included, without an ``if __name__`` guard. Actors write to this
+    process's stdout; lines on their stderr are passed on with their name in front.
 
     The system belongs to the event loop on which it is started; use its methods and handles there only.
 

@@ -222,7 +222,7 @@ def _overrides(item: object, name: str) -> bool:
     return own is not None and own is not getattr(Callback, name)
 
 
-def hooks_of(item: Any) -> list[str]:
+def hooks_of(item: object) -> list[str]:
     """Return the hooks that a callbacks class or instance overrides; all hooks for a factory."""
     if not isinstance(item, type | Callback):
         return list(HOOKS)
@@ -245,7 +245,7 @@ def check_hook(name: str, function: Callable[..., Any], what: str) -> None:
     check_takes(function, what, by_name=[p.name for p in parameters if p.kind is p.KEYWORD_ONLY])
 
 
-def check_hooks(item: Any) -> None:
+def check_hooks(item: object) -> None:
     """Check the hooks of a callbacks class: that all are called, and with arguments that they take.
 
     Args:

@@ -11,12 +11,7 @@ import zmq
 
 from rlzmq.core.errors import ClosedError, ConfigurationError
 
-__all__ = [
-    "CONTROL",
-    "Context",
-    "SocketOptions",
-    "raise_file_limit",
-]
+__all__ = ["CONTROL", "Context", "SocketOptions", "raise_file_limit"]
 
 
 _MAX_SOCKETS = 8192  # libzmq's default of 1023 is below what one broker and a thousand runners may need

@@ -44,14 +44,7 @@ import zmq
 
 from rlzmq.core.patience import ANSWER_S, LINK_S, FairClock, Patience
 
-__all__ = [
-    "EdgeReader",
-    "EventHandler",
-    "Frame",
-    "MessageHandler",
-    "SocketEvent",
-    "SocketMonitor",
-]
+__all__ = ["EdgeReader", "EventHandler", "Frame", "MessageHandler", "SocketEvent", "SocketMonitor"]
 
 
 Frame = bytes | memoryview

@@ -21,11 +21,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 if TYPE_CHECKING:
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-__all__ = [
-    "RequestFilter",
-    "host_name",
-    "server_config",
-]
+__all__ = ["RequestFilter", "host_name", "server_config"]
 
 
 _MAX_CONNECTIONS = 256

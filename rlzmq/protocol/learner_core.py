@@ -36,11 +36,7 @@ from rlzmq.wire.messages import (
 )
 from rlzmq.wire.values import pack_blob, unpack_blob
 
-__all__ = [
-    "Done",
-    "LearnerCore",
-    "LearnerMemory",
-]
+__all__ = ["Done", "LearnerCore", "LearnerMemory"]
 
 
 # Maximum number of runners whose fragments were never confirmed as forgotten; the oldest are removed first.

@@ -14,14 +14,7 @@ from rlzmq.protocol.events import Instruction, Received, Send, Stop
 from rlzmq.wire.codec import Buffer, WireMessage
 from rlzmq.wire.messages import BrokerBeat, Goodbye, Hello, Refused, Welcome
 
-__all__ = [
-    "LARGE_BYTES",
-    "NARROW_PATH",
-    "PeerCore",
-    "PeerTimers",
-    "Retries",
-    "unless_stopped",
-]
+__all__ = ["LARGE_BYTES", "NARROW_PATH", "PeerCore", "PeerTimers", "Retries", "unless_stopped"]
 
 P = ParamSpec("P")
 Core = TypeVar("Core", bound="PeerCore")

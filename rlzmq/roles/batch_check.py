@@ -124,7 +124,7 @@ class BatchCheck:
             else:
                 raise ValueError(misfit)
 
-    def misfit(self, batch: Any) -> str:
+    def misfit(self, batch: EpisodeBatch) -> str:
         """Return how a batch deviates from the expected form, or ""; the batch is not counted."""
         for key, part in _parts(batch):
             known = self._forms.get(key)
@@ -256,7 +256,7 @@ def _leaves_by_id(spaces: Mapping[Any, Any]) -> dict[Any, list[_Leaf]]:
     return by_id
 
 
-def _check_column(part: Any, name: str, expected: Mapping[Any, list[_Leaf]], ids: list[Any]) -> None:
+def _check_column(part: EpisodeBatch, name: str, expected: Mapping[Any, list[_Leaf]], ids: list[Any]) -> None:
     """Raise ValueError if a column of an EpisodeBatch, lookback included, has values outside of its space."""
     num_more = int(name == Columns.OBS)  # the observation after the last step
     for leaves in {id(expected[id_]): expected[id_] for id_ in set(ids) if expected.get(id_)}.values():
@@ -296,7 +296,7 @@ def _leaf_at(column: Any, path: tuple[Any, ...]) -> Any:
     return column if isinstance(column, np.ndarray) else None
 
 
-def _parts(batch: Any) -> Iterator[tuple[Any, Any]]:
+def _parts(batch: EpisodeBatch) -> Iterator[tuple[Any, Any]]:
     """Yield (key of the form, part); the key of a single-agent batch is None."""
     if batch.groups is None:
         yield None, batch
@@ -306,7 +306,7 @@ def _parts(batch: Any) -> Iterator[tuple[Any, Any]]:
             yield key, part
 
 
-def _check_outputs(part: Any, outputs: Mapping[str, _Form]) -> None:
+def _check_outputs(part: EpisodeBatch, outputs: Mapping[str, _Form]) -> None:
     """Raise ValueError if a column that the module adds is there in another form; it may be missing."""
     for name, form in outputs.items():
         if name in part.columns and (

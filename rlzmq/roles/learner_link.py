@@ -48,10 +48,7 @@ from rlzmq.wire.codec import Buffer
 from rlzmq.wire.messages import Shard, ShardPlan
 from rlzmq.wire.values import pack_blob
 
-__all__ = [
-    "LearnerLink",
-    "module_outputs",
-]
+__all__ = ["LearnerLink", "module_outputs"]
 
 
 _log = logging.getLogger("rlzmq.learners")
@@ -270,14 +267,14 @@ class LearnerLink(PeerLink):
                     trace.flow_end(str(shard.fragment), start)
             return pack_blob(results), weights, results["__all_modules__"]["num_env_steps_trained"]
 
-        def finish(done: Any) -> None:
+        def finish(done: asyncio.Future[Any]) -> None:
             end_if_out_of_memory(done.exception(), self.core.name)
             if isinstance(done.exception(), (PeerLostError, DesynchronizedError)):
                 if not self.group_lost.done():
                     self.group_lost.set_result(str(done.exception()))
                 return
-            if done.exception() is not None:
-                self.fail(done.exception())
+            if (error := done.exception()) is not None:
+                self.fail(error)
                 return
             faults.at("learner.trained")
             self._check.trained()
@@ -353,8 +350,8 @@ class LearnerLink(PeerLink):
             write(buffer, is_shared=False)
         return self._generation, version, buffer.data
 
-    def _publish(self, done: Any) -> None:
-        if done.exception() is not None:
-            self.fail(done.exception())
+    def _publish(self, done: asyncio.Future[Any]) -> None:
+        if (error := done.exception()) is not None:
+            self.fail(error)
         else:
             self.do(self.core.new_weights(*done.result()))

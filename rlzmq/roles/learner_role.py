@@ -13,7 +13,7 @@ import os
 import secrets
 import socket
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from rlzmq.actors.host import ActorHost, CallServer
@@ -40,17 +40,13 @@ from rlzmq.roles.formation import (
 from rlzmq.roles.hang_watch import UpdateWatch
 from rlzmq.roles.learner_link import LearnerLink
 from rlzmq.roles.peer_link import MAX_MESSAGE_BYTES, PeerRole, new_peer_id, package_version
-from rlzmq.wire.codec import WireError, kind_of
+from rlzmq.wire.codec import Buffer, WireError, kind_of
 from rlzmq.wire.messages import Goodbye, Hello, Refused
 from rlzmq.wire.messages import decode_message as decode_hello
 from rlzmq.wire.messages import encode_message as encode_hello
 from rlzmq.wire.values import pack_blob, unpack_blob
 
-__all__ = [
-    "LearnerRole",
-    "RemoteLearner",
-    "make_learner",
-]
+__all__ = ["LearnerRole", "RemoteLearner", "make_learner"]
 
 
 def make_learner(config: BaseConfig, module_spec: object, rank: int = 0, num_ranks: int = 1) -> Any:
@@ -440,7 +436,7 @@ class RemoteLearner:
             args = ({**args[0], **own}, *args[1:])
         return await self._host.answer(method, args, kwargs)
 
-    async def _build(self, packed: Any, spaces: Any, rank: int, num_ranks: int) -> None:
+    async def _build(self, packed: Buffer, spaces: Sequence[Any], rank: int, num_ranks: int) -> None:
         single = tuple(space_from_plain(space) for space in spaces)
 
         def make() -> LearnerRole:

@@ -29,11 +29,9 @@ from rlzmq.net.keys import Authenticator, CurveServer
 from rlzmq.net.shared_memory import SharedFrames
 from rlzmq.net.socket import DrainSocket, SendTicket
 from rlzmq.protocol.weights import notice_of, open_publication
+from rlzmq.wire.codec import Buffer
 
-__all__ = [
-    "BrokerListeners",
-    "Outbox",
-]
+__all__ = ["BrokerListeners", "Outbox"]
 
 
 # A runner has a few leases and acknowledgements in flight, and gets two heartbeats per second.
@@ -266,7 +264,7 @@ class BrokerListeners:
         """Send deferred large messages; to be called regularly."""
         self._outbox.flush()
 
-    def publish(self, frame: Any) -> None:
+    def publish(self, frame: Buffer) -> None:
         """Publish to all subscribers, local and external.
 
         Local ones get the place of a frame in shared memory, until a peer cannot open one; a runner then requests it.

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -147,7 +147,7 @@ class Neighbors:
         order, frame = self._newest
         self._send(neighbor, self._shared.fold(neighbor, [*encode_message(Snapshot(*order)), frame]))
 
-    def _send(self, neighbor: bytes, frames: Any) -> None:
+    def _send(self, neighbor: bytes, frames: Sequence[Any]) -> None:
         assert self._socket is not None
         with contextlib.suppress(PeerLostError):
             self._socket.send([neighbor, *frames] if neighbor else frames)

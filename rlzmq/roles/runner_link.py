@@ -9,6 +9,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import time
 from collections.abc import Callable
@@ -18,6 +19,7 @@ from typing import Any, Protocol
 from rlzmq.core import faults, trace
 from rlzmq.core.metrics import FRAGMENT_DELIVERY_TIMER, FRAGMENT_ENCODE_TIMER, WEIGHTS_WAIT_TIMER, StageTimers
 from rlzmq.core.process import end_if_out_of_memory
+from rlzmq.episodes.episode_batch import EpisodeBatch
 from rlzmq.net.context import Context, SocketOptions
 from rlzmq.net.shared_memory import FOLDED_TOPIC
 from rlzmq.net.socket import DrainSocket
@@ -104,7 +106,7 @@ class SamplingRole(Protocol):
     env_runner: Any
     env_watch: EnvWatch
 
-    def take_fragment(self, num_vector_steps: int, max_s: float | None = None) -> Any:
+    def take_fragment(self, num_vector_steps: int, max_s: float | None = None) -> EpisodeBatch:
         """Sample a lease; see `EnvRunner.take_fragment`."""
 
 
@@ -237,9 +239,9 @@ class RunnerLink(PeerLink):
     def _submit(self, job: Callable[[], Any]) -> None:
         self.when_done(self._run_blocking(job), self._check)
 
-    def _check(self, done: Any) -> None:
-        if done.exception() is not None:
-            self.fail(done.exception())
+    def _check(self, done: asyncio.Future[Any]) -> None:
+        if (error := done.exception()) is not None:
+            self.fail(error)
 
     @ends_link
     def _tick(self) -> None:
@@ -311,11 +313,11 @@ class RunnerLink(PeerLink):
                 "env_steps": env_steps,
             }
 
-        def finish(done: Any) -> None:
+        def finish(done: asyncio.Future[Any]) -> None:
             end_if_out_of_memory(done.exception(), self.core.name)
-            if done.exception() is not None:
-                self.do(self.core.lease_failed(lease.lease_id, repr(done.exception()), self.now()))
-                self.fail(done.exception())
+            if (error := done.exception()) is not None:
+                self.do(self.core.lease_failed(lease.lease_id, repr(error), self.now()))
+                self.fail(error)
             else:
                 faults.at("runner.sampled")
                 self._idle.lease_ended(time.perf_counter())

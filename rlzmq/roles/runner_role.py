@@ -25,6 +25,7 @@ from rlzmq.core import faults, trace
 from rlzmq.core.errors import DeadlineError, PeerLostError
 from rlzmq.core.patience import HEARTBEAT_S, TICK_S
 from rlzmq.core.process import apply_log_level, limit_memory
+from rlzmq.episodes.episode_batch import EpisodeBatch
 from rlzmq.learners.execution import set_torch_threads
 from rlzmq.net.keys import JoinFile
 from rlzmq.roles.hang_watch import EnvWatch
@@ -32,11 +33,7 @@ from rlzmq.roles.peer_link import PeerRole, package_version, spaces_digest
 from rlzmq.roles.runner_link import RunnerLink
 from rlzmq.runners.vector_env_runners import make_env_runner
 
-__all__ = [
-    "EnvRunnerRole",
-    "RemoteRunner",
-    "make_env_runner",
-]
+__all__ = ["EnvRunnerRole", "RemoteRunner", "make_env_runner"]
 
 
 _log = logging.getLogger("rlzmq.runners")
@@ -97,10 +94,10 @@ class EnvRunnerRole(PeerRole):
         with self._work():
             return self.env_runner.sample_with_metrics(options)
 
-    def take_fragment(self, num_vector_steps: int, max_s: float | None = None) -> Any:
+    def take_fragment(self, num_vector_steps: int, max_s: float | None = None) -> EpisodeBatch:
         """See `EnvRunner.take_fragment`."""
         with self._work():
-            return self.env_runner.take_fragment(num_vector_steps, max_s)
+            return self.env_runner.take_fragment(num_vector_steps, max_s)  # type: ignore[no-any-return]
 
     def _work(self) -> AbstractContextManager[None]:
         self.env_watch.attend(self.env_runner.env)  # it may have been replaced

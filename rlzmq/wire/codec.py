@@ -50,6 +50,7 @@ __all__ = [
     "WireError",
     "WireMessage",
     "check_header",
+    "checked_view",
     "decode",
     "decode_arrays",
     "decode_head",
@@ -283,19 +284,24 @@ def decode_arrays(
     """Return arrays as views of their frames. Each shape is checked against the frame's length."""
     arrays = []
     for position, ((dtype, shape), frame) in enumerate(zip(specs, frames, strict=True)):
-        view = _byte_view(frame)
-        num_bytes = math.prod(shape) * dtype.itemsize
-        if len(view) != num_bytes:
-            raise ArrayMismatchError(
-                f"array {position}: shape {list(shape)} of {dtype.str} needs {num_bytes} bytes, "
-                f"its frame has {len(view)}"
-            )
-        if num_bytes == 0:
+        view = checked_view(frame, dtype, shape, position)
+        if not len(view):
             arrays.append(_empty(shape, dtype, position))
             continue
         flat = np.frombuffer(view, dtype)
-        arrays.append((flat.copy() if num_bytes < _COPY_BELOW_BYTES else flat).reshape(shape))
+        arrays.append((flat.copy() if len(view) < _COPY_BELOW_BYTES else flat).reshape(shape))
     return tuple(arrays)
+
+
+def checked_view(frame: Buffer, dtype: np.dtype[Any], shape: tuple[int, ...], position: int) -> memoryview:
+    """Return the bytes of an array's frame, if they are as many as its shape needs."""
+    view, num_bytes = _byte_view(frame), math.prod(shape) * dtype.itemsize
+    if len(view) != num_bytes:
+        raise ArrayMismatchError(
+            f"array {position}: shape {list(shape)} of {dtype.str} needs {num_bytes} bytes, "
+            f"its frame has {len(view)}"
+        )
+    return view
 
 
 def pack_header(value: object, *, max_bytes: int = MAX_HEADER_BYTES) -> bytes:

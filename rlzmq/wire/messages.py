@@ -16,13 +16,12 @@ from typing import Any
 
 from rlzmq.wire.codec import (
     MESSAGES,
-    ArrayMismatchError,
     Buffer,
     FragmentId,
-    Head,
     SchemaError,
     Spans,
     WireMessage,
+    checked_view,
     decode_head,
     encode_opaque,
     from_header,
@@ -684,11 +683,7 @@ def decode_message(frames: Sequence[Buffer]) -> tuple[WireMessage, tuple[Buffer,
     Raises:
         WireError: It is not a message of this protocol version, or its header does not match its kind.
     """
-    return message_from_head(decode_head(frames), frames), tuple(frames[1:])
-
-
-def message_from_head(head: Head, frames: Sequence[Buffer]) -> WireMessage:
-    """Return the typed message of a decoded first frame. The lengths of a fragment's frames are checked."""
+    head = decode_head(frames)
     cls = MESSAGES.get(head.kind)
     if cls is None:
         raise SchemaError(f"message kind {head.kind} is unknown here")
@@ -696,15 +691,6 @@ def message_from_head(head: Head, frames: Sequence[Buffer]) -> WireMessage:
         raise SchemaError(
             f"{cls.__name__}: array specs {'missing' if head.specs is None else 'not expected'}"
         )
-    if head.specs is not None:
-        for position, (dtype, shape) in enumerate(head.specs):
-            num_bytes = dtype.itemsize
-            for size in shape:
-                num_bytes *= size
-            length = memoryview(frames[position + 1]).nbytes
-            if num_bytes != length:
-                raise ArrayMismatchError(
-                    f"array {position}: shape {list(shape)} of {dtype.str} needs {num_bytes} bytes, "
-                    f"its frame has {length}"
-                )
-    return from_header(cls, head.header)
+    for position, (dtype, shape) in enumerate(head.specs or ()):
+        checked_view(frames[position + 1], dtype, shape, position)
+    return from_header(cls, head.header), tuple(frames[1:])

@@ -73,13 +73,7 @@ from rlzmq.wire.messages import (
 )
 from rlzmq.wire.values import pack_blob
 
-__all__ = [
-    "Admission",
-    "BrokerCore",
-    "BrokerEvent",
-    "BrokerOptions",
-    "Requests",
-]
+__all__ = ["Admission", "BrokerCore", "BrokerEvent", "BrokerOptions", "Requests"]
 
 
 BrokerEvent: TypeAlias = Received | Malformed | Overrun | PeerLost | Tick
