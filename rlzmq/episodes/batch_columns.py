@@ -484,7 +484,10 @@ class BatchColumns(list[Any]):
         slots = ragged_arange(begins, counts)
         whole = batch.lookback + batch.length + 1
         batch.start = np.cumsum(whole) - whole + batch.lookback
-        batch.columns = {name: tree_rows(column, slots) for name, column in self.columns.items()}
+        batch.columns = {
+            name: column.take(slots, axis=0) if isinstance(column, np.ndarray) else tree_rows(column, slots)
+            for name, column in self.columns.items()
+        }
         if self.env_ts is not None:
             batch.env_ts = self.env_ts[slots]
         if self.infos:

@@ -368,13 +368,13 @@ class InfiniteLookbackBuffer:
             TypeError: The index is of another kind.
         """
         items = self._items
-        if items is not None and type(indices) is int and not one_hot_discrete:
-            position = indices + (self.lookback if indices >= 0 or neg_index_as_lookback else len(items))
-            if 0 <= position < len(items):
-                return items[position]
+        total = self._num if items is None else len(items)
+        if type(indices) is int and not one_hot_discrete:
+            position = indices + (self.lookback if indices >= 0 or neg_index_as_lookback else total)
+            if 0 <= position < total:
+                return self._at(position) if items is None else items[position]
         if one_hot_discrete and self.space is None:
             raise ValueError("one_hot_discrete=True needs the column's space, which is None.")
-        total = self.len_incl_lookback()
         is_single, positions = resolve(
             indices, self.lookback, total, neg_index_as_lookback, filled=fill is not None
         )
@@ -398,14 +398,15 @@ class InfiniteLookbackBuffer:
             if isinstance(positions, range) and not hot:
                 return self._items[_as_slice(positions)]
             return [self._one(position, fill, hot) for position in positions]
-        known: Any = [position for position in positions if position is not None]
-        is_whole = len(known) == len(positions)
-        found = tree_rows(self._arrays, _as_slice(positions) if isinstance(positions, range) else known)
+        if isinstance(positions, range):
+            found = tree_rows(self._arrays, _as_slice(positions))
+            return one_hot(self.space, found) if hot and self.space is not None else found
+        existing = np.array([position is not None for position in positions], bool)
+        found = tree_rows(self._arrays, [position for position in positions if position is not None])
         if hot and self.space is not None:
             found = one_hot(self.space, found)
-        if is_whole:
+        if existing.all():
             return found
-        existing = np.array([position is not None for position in positions], bool)
         return tree_map(lambda part: _spread(part, len(positions), existing, fill), found)
 
     def _filler(self, fill: object, hot: bool) -> Any:
