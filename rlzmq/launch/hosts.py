@@ -79,8 +79,7 @@ _UNIT = ("systemd-run", "--user", "--quiet", "--collect", "--same-dir", "--prope
 _GOODBYE = '[ "$1" = 0 ]'  # is the run's end: no other news of the head reach the other machines
 _OURS = "rlzmq "  # is what the names of tasks begin with
 _RAY = {"namespace": "rlzmq"}
-_DASK_RETRIES = 1_000_000
-_DASK_POLL_S = 0.05
+_IN_WORKDIR = ("sh", "-c", 'cd "$0"; exec "$@"')  # where there is no such directory, elsewhere
 
 
 class Host:
@@ -404,10 +403,10 @@ class _Dask:
             raise ConfigurationError(
                 f"{name}: no worker offers {', '.join(sorted(missing))}: dask worker --resources 'GPU=1 …'"
             )
-        given = {"key": name, "retries": _DASK_RETRIES, "pure": False, "resources": needs, **options}
+        given = {"key": name, "retries": 1_000_000, "pure": False, "resources": needs, **options}
         self._dask.fire_and_forget(self._client.submit(_dask_task, host, **given))
-        while name not in self.names():
-            time.sleep(_DASK_POLL_S)
+        while name not in self.names():  # until the scheduler has it
+            time.sleep(0.05)
 
     def names(self) -> Sequence[str]:
         """Return the names of all tasks."""
@@ -452,7 +451,8 @@ class Tasks(Engine):
                     "machine and all nodes share."
                 )
         for place in places:
-            self._cluster.submit(self._task(role, place), self.host(role, place), asked, memory, options)
+            host = [*_IN_WORKDIR, str(self.jobs.cluster.workdir), *self.host(role, place)]
+            self._cluster.submit(self._task(role, place), host, asked, memory, options)
         return self._task(role, "*")
 
     def living(self, role: str) -> set[int]:

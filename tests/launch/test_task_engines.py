@@ -77,7 +77,9 @@ class Run:
 
 def test_a_run_reaches_its_goal(cluster: TaskCluster, tmp_path: Path) -> None:
     run = Run(cluster, tmp_path)
-    run.type(f"{_TRAIN} --stop return=40 --on {cluster.from_outside}")
+    (tmp_path / "here.py").write_text("from gymnasium.envs.classic_control import CartPoleEnv as CartPole\n")
+    own = _TRAIN.replace("CartPole-v1", "here:CartPole")
+    run.type(f"{own} --stop return=40 --on {cluster.from_outside}")
     said = run.type("rlzmq launch logs runs/a --follow")
     assert "[runners] 1: runner" in said
     assert "≥ 40" in run.log()
