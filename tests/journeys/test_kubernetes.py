@@ -134,6 +134,14 @@ def test_a_living_run_is_not_submitted_twice_and_an_ended_one_is_at_once(
     train = line("rlzmq train", "cluster.toml")
     assert terminal.type(train).code == 0
     created = set(cluster.objects)
+    for plural, name in (
+        ("secrets", "rlzmq-cartpole"),
+        ("poddisruptionbudgets", "rlzmq-cartpole"),
+        ("deployments", "rlzmq-cartpole-runners"),
+        ("horizontalpodautoscalers", "rlzmq-cartpole-runners"),
+    ):  # what Kubernetes removes after the run's end
+        (owner,) = cluster.objects[plural, name]["metadata"]["ownerReferences"]
+        assert (owner["kind"], owner["name"]) == ("JobSet", "rlzmq-cartpole")
     again = terminal.type(train)
     assert again.code == 78
     assert "in use" in again.err.splitlines()[-1]
