@@ -52,7 +52,7 @@ class Session:
         self.accounting: Accounting = Accounting()
         self.spaces: tuple[Any, Any] = (None, None)
         self._num_changes = self._num_changes_told = 0
-        self._is_started = False
+        self._has_pipeline = False
         self._connectors: Any = None
         self._learner_door: Any = None
 
@@ -98,6 +98,7 @@ class Session:
                 join_keys,
                 self._learner_door.control_address if self._learner_door is not None else None,
             )
+            self._has_pipeline = True
             try:
                 async with asyncio.TaskGroup() as tasks:
                     tasks.create_task(self.env_runner_group.start())
@@ -105,7 +106,7 @@ class Session:
                     tasks.create_task(broker.start_broker())
             except BaseExceptionGroup as group:
                 raise first_error(group) from None
-        self._is_started = True
+        self._has_pipeline = True
         self.pipeline.accounting = self.accounting
         await self.pipeline.start()
 
@@ -278,7 +279,7 @@ class Session:
     async def stop(self) -> None:
         """Stop everything, in an order that loses no data. May be called after a failed start."""
         try:
-            if self._is_started:
+            if self._has_pipeline:
                 await self.pipeline.stop()
             for end in (
                 self.env_runner_group.stop if self.env_runner_group else None,

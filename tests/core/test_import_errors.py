@@ -46,7 +46,8 @@ NO_DREAMER = "Instead: PPO or SAC: there is no model-based algorithm."
         ("from rlzmq.env import MultiAgentEnv", f"No module named 'rlzmq.env'. {FROM_THE_TOP} …"),
         (
             "from rlzmq.env.multi_agent_env import MultiAgentEnv",
-            f"No module named 'rlzmq.env.multi_agent_env'. {FROM_THE_TOP} MultiAgentEnv, make_multi_agent",
+            f"No module named 'rlzmq.env.multi_agent_env'. {FROM_THE_TOP} MultiAgentEnv, make_multi_agent, "
+            "ParallelPettingZooEnv, PettingZooEnv",
         ),
         (
             "import rlzmq.core.rl_module.default_model_config",

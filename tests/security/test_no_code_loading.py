@@ -75,15 +75,15 @@ IMPORTS = re.compile(r"import_module\(|__import__\(|load_env_creator\(")
 IMPORTERS = {
     "actors/fork_main.py",
     "algorithms/algorithm_config.py",
-    "cli/joining.py",
+    "cli/completion.py",
     "cli/main.py",
+    "cli/parsing.py",
     "cli/train.py",
     "core/imports.py",
     "core/synonyms.py",
     "core/trust.py",
     "envs/registry.py",
     "envs/wrappers.py",
-    "launch/engine.py",
 }
 
 
