@@ -7,7 +7,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -44,24 +44,6 @@ def read_join_file(path: Path, role: str) -> Any:
     return join
 
 
-async def the_runs_config(join: Any, imports: Sequence[str], *, timeout_s: float) -> tuple[str, Any, str]:
-    """Fetch the config of the run; return the run's id, the config and its digest.
-
-    Args:
-        join: The JoinFile.
-        imports: Modules to import first, e.g. because they register envs.
-        timeout_s: Seconds to wait for the broker.
-
-    Raises:
-        PeerLostError: No broker answered.
-        AuthenticationError: The broker refuses the key.
-        ConfigurationError: The config names code that is not installed here.
-    """
-    import_first(imports)
-    run_id, packed = await fetch_config(join, timeout_s=timeout_s)
-    return run_id, make_config(packed), digest_of(packed)
-
-
 def make_config(packed: object) -> AlgorithmConfig:
     """Build the config from a frame of `driver.join_files.pack_config`.
 
@@ -76,16 +58,6 @@ def make_config(packed: object) -> AlgorithmConfig:
     if not (isinstance(config_class, type) and issubclass(config_class, AlgorithmConfig)):
         raise ConfigurationError(f"the run's config class {name!r} is not an AlgorithmConfig")
     return config_class.from_state(settings, trust=CALLER)  # whoever joins a run trusts it
-
-
-def exit_code_of(reason: str, detail: str, signal_number: int) -> int:
-    """Return 0 after the run's goodbye, 130 after Ctrl-C, 75 after another signal (restart elsewhere), otherwise 69."""
-    if signal_number:
-        return exit_code_of_signal(signal_number)
-    if reason == "goodbye":
-        return 0
-    print(f"rlzmq: the broker refuses this peer: {reason}, {detail}", file=sys.stderr)
-    return EXIT_UNREACHABLE
 
 
 @dataclass
@@ -132,14 +104,21 @@ async def _run_runners(options: RunnerOptions) -> int:
     while reason == "run_id" and not signals:  # the driver was started again
         _say(options, "the run was started again: joining it")
         reason, detail = await _sample(join, options, signals, timeout_s=options.patience)
-    return exit_code_of(reason, detail, signals[0] if signals else 0)
+    if signals:
+        return exit_code_of_signal(signals[0])
+    if reason == "goodbye":
+        return 0
+    print(f"rlzmq: the broker refuses this peer: {reason}, {detail}", file=sys.stderr)
+    return EXIT_UNREACHABLE
 
 
 async def _sample(
     join: JoinFile, options: RunnerOptions, signals: list[int], *, timeout_s: float
 ) -> tuple[str, str]:
     """Join the run that is at these addresses, and sample until its end; return (reason, detail)."""
-    run_id, config, digest = await the_runs_config(join, options.import_, timeout_s=timeout_s)
+    import_first(options.import_)
+    run_id, packed = await fetch_config(join, timeout_s=timeout_s)
+    config, digest = make_config(packed), digest_of(packed)
     if options.envs_per_env_runner is not None:
         config.env_runners(num_envs_per_env_runner=options.envs_per_env_runner)
     config.freeze()

@@ -257,7 +257,7 @@ def _made(kind: type, name: str, tables: Mapping[str, Any]) -> Any:
 
 def _print_summary(results: ResultGrid, tuner: Tuner, options: TuneOptions) -> int:
     """Print the best trial and the commands to continue with; return the exit code."""
-    from rlzmq.tune.config_paths import config_value
+    from rlzmq.tune.search import config_value
 
     print(f"{results.num_terminated} trials ended, {results.num_errors} failed; {tuner.path}")
     if not results.num_terminated:

@@ -21,11 +21,17 @@ from rlzmq.config.search_space import (
 )
 from rlzmq.core.errors import ConfigurationError
 from rlzmq.envs.registry import register_env
-from rlzmq.tune.callback import Callback, LoggerCallback
 from rlzmq.tune.result_grid import Result, ResultGrid, TrialError, TuneError
 from rlzmq.tune.schedulers import create_scheduler
 from rlzmq.tune.search import create_searcher
-from rlzmq.tune.settings import CheckpointConfig, FailureConfig, RunConfig, TuneConfig
+from rlzmq.tune.settings import (
+    Callback,
+    CheckpointConfig,
+    FailureConfig,
+    LoggerCallback,
+    RunConfig,
+    TuneConfig,
+)
 from rlzmq.tune.stopper import Stopper
 from rlzmq.tune.trial_api import (
     Checkpoint,

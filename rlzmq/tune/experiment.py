@@ -38,10 +38,9 @@ from rlzmq.core.process import num_usable_cores
 from rlzmq.core.update_plan import derive_seed
 from rlzmq.telemetry.runs import number_at
 from rlzmq.telemetry.view import View
-from rlzmq.tune.config_paths import TrialConfig, config_value, resolve, with_values
 from rlzmq.tune.result_grid import Result, ResultGrid, TrialError
 from rlzmq.tune.schedulers import CONTINUE, Decision, FIFOScheduler, PopulationBasedTraining, TrialScheduler
-from rlzmq.tune.search import BasicVariantGenerator
+from rlzmq.tune.search import BasicVariantGenerator, TrialConfig, config_value, resolve, with_values
 from rlzmq.tune.settings import RunConfig, TuneConfig
 from rlzmq.tune.stopper import NoopStopper, make_stopper
 from rlzmq.tune.study import Claim, EndedTrial, Study

@@ -1,31 +1,142 @@
-"""Settings of a search: TuneConfig, RunConfig, CheckpointConfig and FailureConfig, and their stored form."""
+"""What a search is given: TuneConfig, RunConfig, CheckpointConfig, FailureConfig, and callbacks."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from rlzmq.config.plain import code_names, plain_setting, revive_setting
 from rlzmq.core.errors import CheckpointError, ConfigurationError
+from rlzmq.core.synonyms import did_you_mean
 from rlzmq.core.trust import NOBODY, find_code
 from rlzmq.telemetry.runs import Mode, check_mode
-from rlzmq.tune.callback import Callback, SearchTrial, check_callbacks
+from rlzmq.tune.search import Searcher, SearchTrial
 
 if TYPE_CHECKING:
     from rlzmq.tune.schedulers import TrialScheduler
-    from rlzmq.tune.search import Searcher
     from rlzmq.tune.stopper import Stopper
 
 __all__ = [
+    "Callback",
     "CheckpointConfig",
     "FailureConfig",
+    "LoggerCallback",
     "RunConfig",
     "TuneConfig",
     "settings_from_stored",
     "stored_settings",
 ]
+
+
+class Callback:
+    """Base class of callbacks of a search, for ``RunConfig(callbacks=[…])``. Every hook does nothing by default.
+
+    Hooks are called in the driver, one at a time, on a thread of their own; the trial waits for them. An error in a
+    hook ends the search, and `Tuner.fit` raises it.
+
+    Example::
+
+        class Print(tune.Callback):
+            def on_trial_result(self, iteration, trials, trial, result, **info):
+                print(trial.name, result["training_iteration"])
+    """
+
+    def on_trial_start(
+        self, iteration: int, trials: Sequence[SearchTrial], trial: SearchTrial, **info: object
+    ) -> None:
+        """Run when a trial starts, or continues after a pause.
+
+        Args:
+            iteration: Number of results that the search has received so far.
+            trials: The trials of this driver so far.
+            trial: The trial.
+            info: Room for further arguments.
+        """
+
+    def on_trial_result(
+        self,
+        iteration: int,
+        trials: Sequence[SearchTrial],
+        trial: SearchTrial,
+        result: dict[str, Any],
+        **info: object,
+    ) -> None:
+        """Run after each result of a trial; see `on_trial_start`."""
+
+    def on_trial_complete(
+        self, iteration: int, trials: Sequence[SearchTrial], trial: SearchTrial, **info: object
+    ) -> None:
+        """Run when a trial has ended without an error; see `on_trial_start`."""
+
+    def on_trial_error(
+        self, iteration: int, trials: Sequence[SearchTrial], trial: SearchTrial, **info: object
+    ) -> None:
+        """Run when a trial has failed, with the error in ``trial.error``; see `on_trial_start`."""
+
+    def on_experiment_end(self, trials: Sequence[SearchTrial], **info: object) -> None:
+        """Run when all trials have ended."""
+
+
+class LoggerCallback(Callback):
+    """A Callback with the hooks of Ray Tune's loggers: override these."""
+
+    def log_trial_start(self, trial: SearchTrial) -> None:
+        """Run when a trial starts, or continues."""
+
+    def log_trial_result(self, iteration: int, trial: SearchTrial, result: dict[str, Any]) -> None:
+        """Run after each result of a trial."""
+
+    def log_trial_end(self, trial: SearchTrial, failed: bool = False) -> None:
+        """Run when a trial has ended."""
+
+    def on_trial_start(
+        self, iteration: int, trials: Sequence[SearchTrial], trial: SearchTrial, **info: object
+    ) -> None:
+        self.log_trial_start(trial)
+
+    def on_trial_result(
+        self,
+        iteration: int,
+        trials: Sequence[SearchTrial],
+        trial: SearchTrial,
+        result: dict[str, Any],
+        **info: object,
+    ) -> None:
+        self.log_trial_result(iteration, trial, result)
+
+    def on_trial_complete(
+        self, iteration: int, trials: Sequence[SearchTrial], trial: SearchTrial, **info: object
+    ) -> None:
+        self.log_trial_end(trial)
+
+    def on_trial_error(
+        self, iteration: int, trials: Sequence[SearchTrial], trial: SearchTrial, **info: object
+    ) -> None:
+        self.log_trial_end(trial, failed=True)
+
+
+_HOOKS = [name for name in vars(Callback) if name.startswith("on_")]
+
+
+def check_callbacks(callbacks: Iterable[object]) -> None:
+    """Check that all are callbacks, and that their hooks are called.
+
+    Raises:
+        ConfigurationError: One is not a Callback, or has a hook that does not exist.
+    """
+    for callback in callbacks:
+        if not isinstance(callback, Callback):
+            raise ConfigurationError(
+                f"RunConfig(callbacks=…): expected objects of tune.Callback classes, got {callback!r}."
+            )
+        for name in dir(callback):
+            if name.startswith("on_") and name not in _HOOKS:
+                raise ConfigurationError(
+                    f"{type(callback).__name__}.{name} is never called: a tune.Callback has no such hook."
+                    f"{did_you_mean(name, _HOOKS)}"
+                )
 
 
 @dataclasses.dataclass

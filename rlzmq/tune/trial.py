@@ -19,7 +19,7 @@ from rlzmq.core.checkpoint import remove_tree
 from rlzmq.core.errors import ConfigurationError
 from rlzmq.core.files import make_directories, opener, write_text
 from rlzmq.telemetry.runs import flatten, number_at
-from rlzmq.tune.config_paths import TrialConfig
+from rlzmq.tune.search import TrialConfig
 from rlzmq.tune.settings import CheckpointConfig
 from rlzmq.tune.study import Claim
 from rlzmq.tune.trial_process import STAGED_CHECKPOINT

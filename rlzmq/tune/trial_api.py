@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from rlzmq.core.errors import ConfigurationError
-from rlzmq.tune.config_paths import TrialConfig
+from rlzmq.tune.search import TrialConfig
 
 __all__ = [
     "Checkpoint",

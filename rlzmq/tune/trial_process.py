@@ -18,7 +18,7 @@ from rlzmq.core.callbacks import Callback
 from rlzmq.core.errors import ConfigurationError
 from rlzmq.core.files import opener
 from rlzmq.telemetry.writers import make_writers
-from rlzmq.tune.config_paths import TrialConfig
+from rlzmq.tune.search import TrialConfig
 from rlzmq.tune.trial_api import (
     Checkpoint,
     RunningFunction,

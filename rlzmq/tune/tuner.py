@@ -30,10 +30,9 @@ from rlzmq.core.synonyms import did_you_mean
 from rlzmq.core.trust import NOBODY, Trust, is_signed, signature_of
 from rlzmq.telemetry.runs import find_run, value_at
 from rlzmq.telemetry.view import LiveView, View
-from rlzmq.tune.config_paths import config_value
 from rlzmq.tune.experiment import Experiment
 from rlzmq.tune.result_grid import ResultGrid
-from rlzmq.tune.search import load_optuna
+from rlzmq.tune.search import config_value, load_optuna
 from rlzmq.tune.settings import RunConfig, TuneConfig, settings_from_stored, stored_settings
 from rlzmq.tune.study import EndedTrial
 from rlzmq.tune.trial import Trial

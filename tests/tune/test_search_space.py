@@ -16,7 +16,7 @@ from rlzmq.config.search_space import (
     search_objects_in_tables,
 )
 from rlzmq.core.errors import ConfigurationError
-from rlzmq.tune.config_paths import config_value, resolve, with_values
+from rlzmq.tune.search import config_value, resolve, with_values
 
 
 def drawn(search_object: Any, number: int = 300) -> list[Any]:

@@ -17,9 +17,7 @@ from rlzmq.config.search_space import Domain, Numeric, uniform
 from rlzmq.core.errors import ConfigurationError
 from rlzmq.core.synonyms import did_you_mean
 from rlzmq.telemetry.runs import Mode, check_mode, flatten, number_at, value_at
-from rlzmq.tune.callback import SearchTrial
-from rlzmq.tune.config_paths import config_value
-from rlzmq.tune.search import load_optuna
+from rlzmq.tune.search import SearchTrial, config_value, load_optuna
 
 __all__ = [
     "CONTINUE",
