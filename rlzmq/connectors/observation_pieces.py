@@ -11,7 +11,7 @@ import numpy as np
 
 from rlzmq.connectors.connector_v2 import ConnectorV2, unchanged_on_tensors
 from rlzmq.core.signatures import check_takes
-from rlzmq.core.tree import is_nested, tree_stack, tree_unstack
+from rlzmq.core.tree import is_nested, tree_map, tree_stack, tree_unstack
 from rlzmq.episodes.columns import Columns
 from rlzmq.episodes.lookback_buffer import InfiniteLookbackBuffer
 
@@ -58,6 +58,39 @@ class AgentPiece(ConnectorV2):
         self.of_agents = multi_agent
 
 
+class EpisodeRows:
+    """A `RowsContext` of episodes: each row is the last observation of a SingleAgentEpisode of one agent."""
+
+    def __init__(self, episodes: Sequence[Any]) -> None:
+        self._episodes = episodes
+        self.num_rows: int = len(episodes)
+        self.agent_id: Any = episodes[0].agent_id
+        self.num_previous = np.array([episode.rewards.len_incl_lookback() for episode in episodes], np.int64)
+        self.is_first = np.array([episode.t == 0 for episode in episodes], np.bool_)
+
+    def window(self, column: str, num: int, *, current: bool) -> Any:
+        """See `RowsContext.window`.
+
+        Raises:
+            KeyError: No episode has a value of the column.
+        """
+        end = -1 if column == Columns.OBS and not current else None
+        rows = []
+        for episode in self._episodes:
+            columns = dict(episode.extra_model_outputs)
+            columns |= {Columns.OBS: episode.observations, Columns.ACTIONS: episode.actions}
+            columns[Columns.REWARDS] = episode.rewards
+            buffer = columns[column]
+            num_items = min(num, buffer.len_incl_lookback() + (end or 0))
+            items = buffer.get(slice(-num_items + (end or 0), end)) if num_items else []
+            rows.append(items if isinstance(items, list) else tree_unstack(items))
+        example = next((items[0] for items in rows if items), 0.0 if column == Columns.REWARDS else None)
+        if example is None:
+            raise KeyError(column)
+        zeros = tree_map(np.zeros_like, example)
+        return tree_stack([tree_stack([zeros] * (num - len(items)) + items) for items in rows])
+
+
 class ObservationPiece(AgentPiece):
     """Base class of pieces that change the observation space, or each agent's. Arguments: see `AgentPiece`."""
 
@@ -79,6 +112,26 @@ class ObservationPiece(AgentPiece):
                 for agent_id, space in input_observation_space.spaces.items()
             }
         )
+
+    def __call__(
+        self,
+        *,
+        batch: dict[str, Any],
+        episodes: Sequence[Any],
+        shared_data: dict[str, Any] | None = None,
+        **kwargs: object,
+    ) -> dict[str, Any]:
+        """Write what `transform_observations` makes of the last observations into the episodes; see ConnectorV2."""
+        by_agent: dict[Any, list[Any]] = {}
+        for episode in self.single_agent_episode_iterator(episodes):
+            by_agent.setdefault(episode.agent_id, []).append(episode)
+        for agent_id, own in by_agent.items():
+            observations = tree_stack([episode.get_observations(-1) for episode in own])
+            transformed = self.transform_observations(observations, EpisodeRows(own))
+            space = agent_space(self.observation_space, agent_id)
+            for episode, observation in zip(own, tree_unstack(transformed), strict=True):
+                rewrite_last_observation(episode, observation, space)
+        return batch
 
 
 def rewrite_last_observation(episode: Any, observation: Any, space: gym.Space[Any]) -> None:

@@ -3,7 +3,8 @@
 A piece is a function of rows: next to `__call__`, which RLlib's pieces have, it states its row form. A pipeline whose
 pieces all have one, in the order of their `stage`, runs on rows (``pipeline.on_rows``). A piece without one, such as a
 user's that has only `__call__`, makes its pipeline call all its pieces with real episodes. Both give identical numbers.
-A subclass that overrides only `__call__` has no row form.
+A subclass that overrides only `__call__` has no row form. `ObservationPiece` makes the form for episodes from the one
+for rows: writers such as MeanStdFilter are written once.
 
 **Observations.** ``transform_observations(observations, rows) -> observations`` gets trees of arrays ``[N, ...]``, one
 row per observation. `rows` (`RowsContext`) tells which rows begin an episode, and gives access to the values before

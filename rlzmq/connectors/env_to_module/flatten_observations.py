@@ -15,13 +15,12 @@ from rlzmq.connectors.observation_pieces import (
     ObservationPiece,
     agent_space,
     rewrite_all_observations,
-    rewrite_last_observation,
 )
 from rlzmq.connectors.rows import RowsContext, window_mask
 from rlzmq.core.errors import ConfigurationError, UnsupportedSpaceError
 from rlzmq.core.spaces import one_hot
 from rlzmq.core.synonyms import did_you_mean
-from rlzmq.core.tree import tree_map, tree_stack, tree_unstack
+from rlzmq.core.tree import tree_map, tree_unstack
 from rlzmq.episodes.columns import Columns
 
 __all__ = ["FlattenObservations", "PrevActionsPrevRewards", "flat_size", "flatten_tensors", "flatten_values"]
@@ -184,30 +183,22 @@ class FlattenObservations(ObservationPiece):
         Raises:
             ValueError: The input observation space is unknown, or a discrete value is not in its space.
         """
-        for episode in self.single_agent_episode_iterator(
-            episodes, agents_that_stepped_only=not self._as_learner_connector
-        ):
-            if not self._is_mine(episode.agent_id):
-                continue
-            input_space = self._input_space_of(episode.agent_id)
-            output_space = agent_space(self.observation_space, episode.agent_id)
-            if not self._as_learner_connector:
-                flat = flatten_values(input_space, episode.get_observations(-1))
-                rewrite_last_observation(episode, flat, output_space)
-            elif episode.observations.finalized:
-                flat = flatten_values(input_space, episode.observations.data, 1)
-                rewrite_all_observations(episode, flat, output_space)
-            else:
-                flats = [
-                    flatten_values(input_space, item) for item in tree_unstack(episode.observations.data)
-                ]
-                rewrite_all_observations(episode, flats, output_space)
-        if self._as_learner_connector:
-            drop_observations_of_steps(batch)
-            if Columns.OBS not in batch:
-                add_observations_of_steps(
-                    batch, self.single_agent_episode_iterator(episodes, agents_that_stepped_only=False)
-                )
+        if not self._as_learner_connector:
+            return super().__call__(batch=batch, episodes=episodes)
+        for episode in self.single_agent_episode_iterator(episodes, agents_that_stepped_only=False):
+            if self._is_mine(episode.agent_id):
+                input_space = self._input_space_of(episode.agent_id)
+                buffer = episode.observations
+                if buffer.finalized:
+                    flat: Any = flatten_values(input_space, buffer.data, 1)
+                else:
+                    flat = [flatten_values(input_space, item) for item in tree_unstack(buffer.data)]
+                rewrite_all_observations(episode, flat, agent_space(self.observation_space, episode.agent_id))
+        drop_observations_of_steps(batch)
+        if Columns.OBS not in batch:
+            add_observations_of_steps(
+                batch, self.single_agent_episode_iterator(episodes, agents_that_stepped_only=False)
+            )
         return batch
 
     def _is_mine(self, agent_id: object) -> bool:
@@ -305,38 +296,8 @@ class PrevActionsPrevRewards(ObservationPiece):
             )
         return gym.spaces.Dict(spaces)
 
-    def __call__(self, *, batch: dict[str, Any], episodes: Sequence[Any], **kwargs: object) -> dict[str, Any]:
-        """See ConnectorV2. The batch is unchanged.
-
-        Raises:
-            ValueError: The action space is unknown.
-        """
-        for episode in self.single_agent_episode_iterator(episodes):
-            augmented = {self.ORIG_OBS_KEY: episode.get_observations(-1)}
-            if self.n_prev_actions:
-                action_space = self._action_space_of(episode.agent_id, episode.action_space)
-                size = flat_size(action_space)
-                flat = np.zeros((self.n_prev_actions, size), np.float32)
-                actions = episode.get_actions(slice(-self.n_prev_actions, None))
-                num = min(self.n_prev_actions, episode.actions.len_incl_lookback())
-                if num:
-                    stacked = tree_stack(actions) if isinstance(actions, list) else actions
-                    flat[-num:] = flatten_values(action_space, stacked, 1)
-                augmented[self.PREV_ACTIONS_KEY] = flat.reshape(-1)
-            if self.n_prev_rewards:
-                rewards = np.zeros(self.n_prev_rewards, np.float32)
-                num = min(self.n_prev_rewards, episode.rewards.len_incl_lookback())
-                if num:
-                    rewards[-num:] = episode.get_rewards(slice(-num, None))
-                augmented[self.PREV_REWARDS_KEY] = rewards
-            rewrite_last_observation(
-                episode, augmented, agent_space(self.observation_space, episode.agent_id)
-            )
-        return batch
-
-    def _action_space_of(self, agent_id: object, fallback: object) -> Any:
+    def _action_space_of(self, agent_id: object) -> Any:
         space = agent_space(self.input_action_space, agent_id)
-        space = fallback if space is None else space
         if space is None:
             raise ValueError(
                 "PrevActionsPrevRewards needs the action space: pass input_action_space to the constructor, "
@@ -349,7 +310,7 @@ class PrevActionsPrevRewards(ObservationPiece):
         augmented = {self.ORIG_OBS_KEY: observations}
         if self.n_prev_actions:
             num = self.n_prev_actions
-            action_space = self._action_space_of(rows.agent_id, None)
+            action_space = self._action_space_of(rows.agent_id)
             missing = window_mask(rows.num_previous, num, current=False)
             size = flat_size(action_space)
             if missing is not None and missing.all():
@@ -376,7 +337,7 @@ class PrevActionsPrevRewards(ObservationPiece):
         """See ConnectorV2. The memory is the previous flattened actions and rewards."""
         import torch
 
-        action_space = self._action_space_of(agent_id, None)
+        action_space = self._action_space_of(agent_id)
 
         def forward(batch: Batch, memory: Memory) -> tuple[Batch, Memory]:
             augmented, memory = {self.ORIG_OBS_KEY: batch[Columns.OBS]}, dict(memory)

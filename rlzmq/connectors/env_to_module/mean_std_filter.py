@@ -10,10 +10,10 @@ import numpy as np
 import numpy.typing as npt
 
 from rlzmq.connectors.connector_v2 import Batch, Memory, TorchPiece
-from rlzmq.connectors.observation_pieces import ObservationPiece, agent_space, rewrite_last_observation
+from rlzmq.connectors.observation_pieces import ObservationPiece, agent_space
 from rlzmq.connectors.rows import RowsContext
 from rlzmq.core.spaces import leaf_spaces
-from rlzmq.core.tree import tree_flatten, tree_stack, tree_unstack
+from rlzmq.core.tree import tree_flatten
 from rlzmq.episodes.columns import DEFAULT_AGENT_ID, Columns
 
 __all__ = ["MeanStdFilter", "RunningStats"]
@@ -191,21 +191,8 @@ class MeanStdFilter(ObservationPiece):
 
     # -- calling --------------------------------------------------------------------------------
 
-    def __call__(self, *, batch: dict[str, Any], episodes: Sequence[Any], **kwargs: object) -> dict[str, Any]:
-        """See ConnectorV2. The batch is unchanged."""
-        by_agent: dict[Any, list[Any]] = {}
-        for episode in self.single_agent_episode_iterator(episodes):
-            by_agent.setdefault(episode.agent_id, []).append(episode)
-        for agent_id, agent_episodes in by_agent.items():
-            observations = tree_stack([episode.get_observations(-1) for episode in agent_episodes])
-            filtered = self._filter(observations, agent_id)
-            space = agent_space(self.observation_space, agent_id)
-            for episode, observation in zip(agent_episodes, tree_unstack(filtered), strict=True):
-                rewrite_last_observation(episode, observation, space)
-        return batch
-
     def transform_observations(self, observations: Any, rows: RowsContext) -> Any:
-        """Row form of `__call__`. Updates the statistics once with every row."""
+        """See ConnectorV2. Updates the statistics once with every row."""
         return self._filter(observations, rows.agent_id)
 
     def _filter(self, observations: Any, agent_id: object) -> Any:
