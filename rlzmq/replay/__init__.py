@@ -11,7 +11,6 @@ your own.
 from typing import Protocol
 
 from rlzmq.replay.episode_replay_buffer import EpisodeReplayBuffer, HindsightEpisodeReplayBuffer
-from rlzmq.replay.minari_data import export_to_minari, import_from_minari
 from rlzmq.replay.multi_agent_episode_replay_buffer import (
     MultiAgentEpisodeReplayBuffer,
     MultiAgentPrioritizedEpisodeReplayBuffer,
@@ -19,7 +18,13 @@ from rlzmq.replay.multi_agent_episode_replay_buffer import (
 )
 from rlzmq.replay.prioritized_episode_replay_buffer import PrioritizedEpisodeReplayBuffer
 from rlzmq.replay.replay_buffer import ReplayBuffer
-from rlzmq.replay.shards import EpisodeRecorder, open_shards, write_shard
+from rlzmq.replay.shards import (
+    EpisodeRecorder,
+    export_to_minari,
+    import_from_minari,
+    open_shards,
+    write_shard,
+)
 
 __all__ = [
     "EpisodeRecorder",
