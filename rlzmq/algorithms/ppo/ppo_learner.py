@@ -264,12 +264,23 @@ class PPOLearner(TorchLearner):
             module_id, {name: term for name, term in zip(names, terms[1:], strict=True) if term is not None}
         )
         if self.is_last_epoch:
-            log_ratio = _LogRatio(logp.detach(), old_logp, mask)
+            new_logp, clip_param = logp.detach(), settings.clip_param
+
+            def approx_kl() -> (
+                Tensor
+            ):  # an estimate of the divergence (http://joschu.net/blog/kl-approx.html)
+                log_ratio = _real(new_logp - old_logp, mask)
+                return (torch.expm1(log_ratio) - log_ratio).mean()
+
+            def clip_fraction() -> Tensor:
+                log_ratio = _real(new_logp - old_logp, mask)
+                return (torch.expm1(log_ratio).abs() > clip_param).float().mean()
+
             self.log_stats(
                 module_id,
                 {
-                    "clip_fraction": lambda: log_ratio.share_beyond(settings.clip_param),
-                    "approx_kl": log_ratio.approx_kl,
+                    "clip_fraction": clip_fraction,
+                    "approx_kl": approx_kl,
                     "advantages_std": lambda: _real(advantages, mask).std(correction=0),
                 },
             )
@@ -337,25 +348,6 @@ def adapted_kl_coeff(coefficient: float, measured: float, target: float) -> floa
     if measured > 2.0 * target:
         return coefficient * 1.5
     return coefficient * 0.5 if measured < 0.5 * target else coefficient
-
-
-class _LogRatio:
-    """The logarithm of the trained and the sampling policy's probabilities' ratio, computed if statistics are read."""
-
-    def __init__(self, logp: Tensor, old_logp: Tensor, mask: Tensor | None) -> None:
-        self._logp, self._old_logp, self._mask = logp, old_logp, mask
-
-    def _values(self) -> Tensor:
-        return _real(self._logp - self._old_logp, self._mask)
-
-    def share_beyond(self, clip_param: float) -> Tensor:
-        """Return the fraction of ratios outside of the surrogate's clip range."""
-        return (torch.expm1(self._values()).abs() > clip_param).float().mean()
-
-    def approx_kl(self) -> Tensor:
-        """Return an estimate of the KL divergence from the sampling policy (http://joschu.net/blog/kl-approx.html)."""
-        log_ratio = self._values()
-        return (torch.expm1(log_ratio) - log_ratio).mean()
 
 
 def _real(values: Tensor, mask: Tensor | None) -> Tensor:
