@@ -9,19 +9,21 @@ parallel   begin ────► on_evaluate_start ─► weights ─► a task 
 from __future__ import annotations
 
 import asyncio
+import itertools
 import logging
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from rlzmq.actors.handle import ActorHandle
 from rlzmq.algorithms.results import merge_into
 from rlzmq.config.base_config import BaseConfig
-from rlzmq.core.errors import ClosedError, ConfigurationError
+from rlzmq.core.errors import ClosedError, ConfigurationError, first_error
 from rlzmq.core.metrics import MetricsLogger
 from rlzmq.core.names import ALL_MODULES
 from rlzmq.core.plain import without_objects
 from rlzmq.core.signatures import place_of_code
-from rlzmq.driver.async_env_runner_group import AsyncEnvRunnerGroup, SamplingRound
+from rlzmq.driver.async_env_runner_group import AsyncEnvRunnerGroup
 from rlzmq.driver.session import Session
 from rlzmq.driver.synchronous import CallbackDispatch
 from rlzmq.runners.episode_metrics import EpisodeMetrics, FragmentMeta, add_fragment_metas
@@ -312,3 +314,83 @@ class Evaluation:
         await self.abandon()
         if self.env_runner_group is not None:
             await self.env_runner_group.stop()
+
+
+_round_ids = itertools.count(1)
+
+
+class SamplingRound:
+    """One round of a group of runner processes, e.g. of evaluation during training, which returns metas, no episodes.
+
+    Between the request and the end of the round runners do not depend on the caller's event loop, so training in the
+    caller's process, which blocks that loop, does not delay them.
+
+    A runner that dies is replaced, and its replacement samples the whole share, as with `AsyncEnvRunnerGroup.sample`.
+    When `run` is cancelled, runners that sample until the end stop after the current sample call; those that sample
+    a share complete it, and the result is discarded.
+
+    Args:
+        group: An AsyncEnvRunnerGroup with processes.
+        until_end: Limits for runners that sample until `end` is called, at least once each; None: a share each.
+            ``min_env_steps`` and ``max_env_steps`` bound one sample call of one runner; the calls aim to end after
+            ``expected_s`` seconds (None: unknown).
+        options: Arguments of `AsyncEnvRunnerGroup.sample`: the amount (without `until_end`), ``force_reset``, ….
+
+    Attributes:
+        asked: Set once every runner has been called.
+    """
+
+    def __init__(self, group: Any, *, until_end: Mapping[str, Any] | None = None, **options: Any) -> None:
+        self._supervisor = group.supervisor
+        self._until_end = until_end
+        self._options = options
+        everyone = range(len(group.handles))
+        self._shares: list[tuple[int, Mapping[str, Any]]] = (
+            group.share_out(**options) if until_end is None else [(index, options) for index in everyone]
+        )
+        self._id = next(_round_ids)
+        self._over = asyncio.Event()
+        self._num_asked = 0
+        self.asked: asyncio.Event = asyncio.Event()
+
+    def end(self) -> None:
+        """End the round for runners that sample until the end. Idempotent; may be called at any time."""
+        self._over.set()
+
+    async def run(self) -> list[FragmentMeta]:
+        """Run the round.
+
+        Returns:
+            The metas of all samples, in order for each runner.
+
+        Raises:
+            Exception: A runner's code failed, or a runner could not be replaced.
+        """
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                asking = [tasks.create_task(self._ask(index, options)) for index, options in self._shares]
+                if self._until_end is not None:
+                    tasks.create_task(self._tell_the_end())
+        except BaseExceptionGroup as group:
+            raise first_error(group) from None
+        return [meta for task in asking for meta in task.result() or ()]
+
+    async def _ask(self, index: int, options: Mapping[str, Any]) -> list[FragmentMeta] | None:
+        def call(handle: ActorHandle) -> Any:
+            self._num_asked += 1
+            if self._num_asked >= len(self._shares):
+                # The call below is sent before the callback runs.
+                asyncio.get_running_loop().call_soon(self.asked.set)
+            if self._until_end is None:
+                return handle.measure(options)
+            # A replacement may start after the end; it samples once.
+            rounds = 0 if self._over.is_set() else self._id
+            return handle.measure_until_end(rounds, self._until_end, options)
+
+        return await self._supervisor.call(index, call)  # type: ignore[no-any-return]
+
+    async def _tell_the_end(self) -> None:
+        await self._over.wait()
+        async with asyncio.TaskGroup() as tasks:
+            for index, _ in self._shares:
+                tasks.create_task(self._supervisor.call(index, lambda handle: handle.end_round(self._id)))
