@@ -9,13 +9,13 @@ PACKAGE = Path(__file__).parents[1] / "rlzmq"
 
 # Labels for people; numbers that rise by themselves and only begin at the wall clock's; a file's age.
 ALLOWED = {
-    "algorithms/checkpoint_keeper.py",
+    "algorithms/checkpoints.py",
     "net/keys.py",
     "launch/k8s.py",
     "core/checkpoint_series.py",
     "core/addresses.py",
     "roles/broker_role.py",
-    "driver/broker_supervision.py",
+    "driver/supervision.py",
     "replay/shards.py",
     "telemetry/run_directory.py",
     "telemetry/runs.py",

@@ -27,8 +27,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 from rlzmq.actors.host import awaited
-from rlzmq.algorithms.checkpoint_keeper import CheckpointKeeper
 from rlzmq.algorithms.checkpoints import (
+    CheckpointKeeper,
     check_algorithm_class,
     checkpoint_place,
     online_state,

@@ -53,7 +53,7 @@ def top(options: TopOptions) -> int:
 
 async def _main(options: TopOptions) -> int:
     from rlzmq.roles.remote_peer import Observer
-    from rlzmq.telemetry.brokers import Rates, find_broker
+    from rlzmq.telemetry.dashboard.watched import Rates, find_broker
 
     address, join = find_broker(options.where)
     rates = Rates()

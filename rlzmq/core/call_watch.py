@@ -91,10 +91,6 @@ class CallWatch:
         """
         return _Call(self, what, coroutine)
 
-    def work(self, *, is_reset: bool = False) -> contextlib.AbstractContextManager[None]:
-        """Return a context for calls of environments: a constructor or a reset, or steps and resets."""
-        return self.call(self.RESETS if is_reset else self.STEPS)
-
     def attend(self, env: Any) -> None:
         """Watch each reset and step of this vector env from now on; once per env."""
         if env is self._env or not self._is_on:
@@ -129,7 +125,7 @@ class CallWatch:
 
     def _counting_resets(self, method: Callable[..., Any]) -> Callable[..., Any]:
         def reset(*args: Any, **kwargs: Any) -> Any:
-            with self.work(is_reset=True):
+            with self.call(self.RESETS):
                 result = method(*args, **kwargs)
             self._num_returned += 1
             self._begins_episodes = False

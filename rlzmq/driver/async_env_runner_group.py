@@ -92,7 +92,7 @@ class AsyncEnvRunnerGroup(RunnerCalls):
             return
         if num == 0 and (self._system is None or self._is_evaluation):
             make_env_runner = runner_role.make_env_runner  # imports torch, which is no call of user code
-            with self._watch.work(is_reset=True):
+            with self._watch.call(self._watch.RESETS):
                 runner = make_env_runner(self.config, self._worker_index(0))
             runner.env_watch = self._watch
             self.local_env_runner = runner
@@ -199,7 +199,7 @@ class AsyncEnvRunnerGroup(RunnerCalls):
         if self.local_env_runner is not None:
             runner = self.local_env_runner
             self._watch.attend(runner.env)
-            with self._watch.work():
+            with self._watch.call(self._watch.STEPS):
                 return [
                     runner.sample_with_metrics(options) if with_metrics else runner.sample_batch(**options)
                     for _, options in calls

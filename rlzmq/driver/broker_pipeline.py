@@ -39,10 +39,7 @@ from rlzmq.protocol.events import Report
 from rlzmq.roles.peer_link import new_peer_id, spaces_digest
 from rlzmq.wire.messages import Notice, OpenUpdate, Progress
 
-__all__ = [
-    "BrokerPipeline",
-    "Watchdog",
-]
+__all__ = ["BrokerPipeline", "Watchdog"]
 
 
 _log = logging.getLogger("rlzmq.driver")

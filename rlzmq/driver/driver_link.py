@@ -31,11 +31,7 @@ from rlzmq.wire.codec import FragmentId, WireError
 from rlzmq.wire.messages import Notice, OpenUpdate, Progress, TraceEvents
 from rlzmq.wire.values import pack_blob, unpack_blob
 
-__all__ = [
-    "DriverLink",
-    "MetaCheck",
-    "ReportReader",
-]
+__all__ = ["DriverLink", "MetaCheck", "ReportReader"]
 
 
 _log = logging.getLogger("rlzmq.driver")
@@ -106,11 +102,6 @@ class ReportReader:
         self._dropped: Counter[str] = Counter()
         self._reported: dict[tuple[str, int], RunnerRecord] = {}
         self.num_env_steps_without_report: int = 0
-
-    @property
-    def num_runners(self) -> int:
-        """Number of runner processes that are remembered."""
-        return len(self._reported)
 
     def take_new(self, report: Report) -> list[tuple[FragmentId, int, Any]]:
         """Return the report's fragments, without those that an earlier broker has reported."""

@@ -64,7 +64,6 @@ class LearnerSupervisor(Supervisor):
         num_restarts: Number of replacements that joined.
         num_rollbacks: Number of times that all ranks were rolled back to `last_resort`.
         num_reforms: Number of times that survivors were re-formed.
-        recovery_times_s: For each re-formation, seconds from noticing the loss to the new generation.
     """
 
     def __init__(
@@ -94,7 +93,6 @@ class LearnerSupervisor(Supervisor):
         self.num_rollbacks: int = 0
         self.last_resort: Any = None
         self.begin_lineage: Callable[[list[Any]], Awaitable[bool]] | None = None
-        self.recovery_times_s: list[float] = []
 
     # -- use ------------------------------------------------------------------------------------
 
@@ -252,10 +250,8 @@ class LearnerSupervisor(Supervisor):
                 await self._is_lost.wait()
                 async with self._lock:
                     if self._is_lost.is_set():
-                        start = time.monotonic()
                         await self._reform()
                         self.num_reforms += 1
-                        self.recovery_times_s.append(time.monotonic() - start)
         except Exception as error:
             self.fail(error)
 

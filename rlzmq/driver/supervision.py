@@ -403,7 +403,6 @@ class RunnerSupervisor(Supervisor):
         prepare: ``await prepare(index, handle, incarnation)`` functions, awaited in order before a new runner is
             used, e.g. to load weights.
         recreated: Indices of the places replaced since the last `take_recreated`.
-        downtimes_s: For each replacement, seconds from noticing the death to the new runner's readiness.
     """
 
     def __init__(
@@ -428,7 +427,6 @@ class RunnerSupervisor(Supervisor):
         self._places: list[_Place] = []
         self.prepare: list[Callable[[int, Any, int], Awaitable[None]]] = []
         self.recreated: list[int] = []
-        self.downtimes_s: list[float] = []
 
     async def start(self, num_runners: int) -> None:
         """Start all runners concurrently, and supervise them from then on.
@@ -543,14 +541,12 @@ class RunnerSupervisor(Supervisor):
     async def _supervise(self, place: _Place) -> None:
         while True:
             await place.handle.exited
-            noticed_at = time.monotonic()
             place.up.clear()
             error = lost_error(place.handle)
             if not await restarted(
                 functools.partial(self._restart, place), functools.partial(self._decide, place), error
             ):
                 return
-            self.downtimes_s.append(time.monotonic() - noticed_at)
 
     def _decide(self, place: _Place, error: BaseException) -> float | None:
         """Return the number of seconds until the restart; None: no restart."""

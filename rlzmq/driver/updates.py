@@ -126,7 +126,7 @@ class SerialPipeline:
         metas: list[FragmentMeta] = []
         while remaining > 0:
             length = plan_lease(remaining, 1, runner.num_envs, plan.fragment_length)
-            with self._watch.work():
+            with self._watch.call(self._watch.STEPS):
                 batch = runner.take_fragment(length)
             metas.append(batch.meta)
             if plan.keeps_episodes:

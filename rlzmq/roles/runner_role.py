@@ -75,7 +75,7 @@ class EnvRunnerRole(PeerRole):
         self._loop: asyncio.AbstractEventLoop | None = None
         on_hang = self._report_hang if is_local else None
         self.env_watch: EnvWatch = EnvWatch(config, f"env runner {worker_index}", on_hang)
-        with self.env_watch.work(is_reset=True):
+        with self.env_watch.call(self.env_watch.RESETS):
             self.env_runner: Any = make_env_runner(config, worker_index, incarnation)
         self.env_runner.env_watch = self.env_watch
         self.env_watch.attend(self.env_runner.env)
@@ -101,7 +101,7 @@ class EnvRunnerRole(PeerRole):
 
     def _work(self) -> AbstractContextManager[None]:
         self.env_watch.attend(self.env_runner.env)  # it may have been replaced
-        return self.env_watch.work()
+        return self.env_watch.call(self.env_watch.STEPS)
 
     def measure(self, options: Mapping[str, Any]) -> list[dict[str, Any]]:
         """Sample and return only the batch's meta."""

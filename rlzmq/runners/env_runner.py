@@ -606,7 +606,7 @@ class EnvRunner(TellsUncalled, EnvRunnerState):
             recreated_worker=self.incarnation > 0,
         )
         self._num_envs_made += 1
-        with self.env_watch.work(is_reset=True):
+        with self.env_watch.call(self.env_watch.RESETS):
             self.env = self._make_vector_env(context)
             if self.seed is not None:
                 self.random_action_space.seed(

@@ -21,7 +21,7 @@ from rlzmq.cli.looking import format_status
 from rlzmq.cli.main import main
 from rlzmq.protocol.broker.core import BrokerCore, BrokerOptions
 from rlzmq.roles.runner_role import make_env_runner
-from rlzmq.telemetry.brokers import Rates
+from rlzmq.telemetry.dashboard.watched import Rates
 from rlzmq.wire.fragment_message import encode_fragment, fragment_to_bytes
 from rlzmq.wire.messages import Fragment
 from tests.support.runs import ShortEnv

@@ -70,7 +70,7 @@ class Sampling:
         self.noticed.set()
 
     def _sample(self) -> None:
-        with self.watch.work():
+        with self.watch.call(self.watch.STEPS):
             self.env.reset()
             for _ in range(self._num_steps):
                 self.env.step(None)
@@ -113,7 +113,7 @@ def test_a_step_that_begins_an_episode_may_take_as_long_as_a_reset(is_resetting:
     sampling = Sampling(env, 0, step_s=0.1, reset_s=30.0)
     assert sampling.finished.wait(10.0)
     env.is_over = True
-    with sampling.watch.work():
+    with sampling.watch.call(sampling.watch.STEPS):
         env.step(None)
     env.waits_in = "step"
     stepping = threading.Thread(target=lambda: _step_watched(sampling))
@@ -125,7 +125,7 @@ def test_a_step_that_begins_an_episode_may_take_as_long_as_a_reset(is_resetting:
 
 
 def _step_watched(sampling: Sampling) -> None:
-    with sampling.watch.work():
+    with sampling.watch.call(sampling.watch.STEPS):
         sampling.env.step(None)
 
 

@@ -18,9 +18,8 @@ import pytest
 from rlzmq import ConfigurationError
 from rlzmq.cli.main import main
 from rlzmq.core.addresses import SocketDirectory
-from rlzmq.telemetry.brokers import find_broker
 from rlzmq.telemetry.dashboard.server import Dashboard
-from rlzmq.telemetry.dashboard.watched import Watched
+from rlzmq.telemetry.dashboard.watched import Watched, find_broker
 from tests.support.runs import Command
 from tests.telemetry.dashboards import MadeUpBroker, Served, until
 from tests.telemetry.test_runs import ended, make_run, result

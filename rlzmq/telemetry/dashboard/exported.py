@@ -20,31 +20,11 @@ _Values = dict[tuple[str, ...], float]  # by the labels' values
 _OF_RESULTS = (
     ("rlzmq_iterations_total", "Iterations of training.", "training_iteration"),
     ("rlzmq_training_seconds_total", "Seconds of training.", "time_total_s"),
-    (
-        "rlzmq_episodes_total",
-        "Episodes that ended.",
-        "env_runners/num_episodes_lifetime",
-    ),
-    (
-        "rlzmq_episode_return_mean",
-        "Mean return of the newest episodes.",
-        "env_runners/episode_return_mean",
-    ),
-    (
-        "rlzmq_episode_return_min",
-        "Smallest return of the newest episodes.",
-        "env_runners/episode_return_min",
-    ),
-    (
-        "rlzmq_episode_return_max",
-        "Largest return of the newest episodes.",
-        "env_runners/episode_return_max",
-    ),
-    (
-        "rlzmq_policy_lag_max",
-        "Weights versions that trained data was behind, at most.",
-        "policy_lag/max",
-    ),
+    ("rlzmq_episodes_total", "Episodes that ended.", "env_runners/num_episodes_lifetime"),
+    ("rlzmq_episode_return_mean", "Mean return of the newest episodes.", "env_runners/episode_return_mean"),
+    ("rlzmq_episode_return_min", "Smallest return of the newest episodes.", "env_runners/episode_return_min"),
+    ("rlzmq_episode_return_max", "Largest return of the newest episodes.", "env_runners/episode_return_max"),
+    ("rlzmq_policy_lag_max", "Weights versions that trained data was behind, at most.", "policy_lag/max"),
     (
         "rlzmq_restarted_runners_total",
         "Runner processes that were replaced.",

@@ -25,9 +25,8 @@ _Y = ("mean", "low", "high")
 
 def panels_of(run: WatchedRun) -> dict[str, Any]:
     """Return the content of each panel of a run, by the panel's name."""
-    steps_by_lag = (
-        run.tail.steps_by_lag
-    )  # trained env steps by policy lag in weights versions; the last bin may be open
+    # Trained env steps by policy lag in weights versions; the last bin may be open.
+    steps_by_lag = run.tail.steps_by_lag
     return {
         "stages": _stages(run.tail.newest),
         "lag": {"steps": steps_by_lag, "is_open": len(steps_by_lag) == NUM_LAGS},
