@@ -327,7 +327,7 @@ class LearnersSettings(_LearnerCodeSettings):
     """Learner processes.
 
     Args:
-        num_learners: Number of learner processes (DDP ranks); 0: the driver's process trains.
+        num_learners: Number of learner processes, which average their gradients; 0: the driver's process trains.
         num_gpus_per_learner: GPUs per learner; more than 0 selects CUDA and NCCL. "auto": a GPU each if this machine
             has one for every learner, otherwise none.
         local_gpu_idx: Index of the GPU that a learner in the driver's process uses.

@@ -23,7 +23,6 @@ averages gradients with its peers; an update then happens on all ranks or on non
 from __future__ import annotations
 
 import logging
-import math
 import time
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -40,33 +39,31 @@ from rlzmq.config.base_config import BaseConfig
 from rlzmq.connectors.learner.advantages import FORWARD_OUTPUTS
 from rlzmq.core import trace
 from rlzmq.core.checkpoint import Checkpointable
-from rlzmq.core.errors import ConfigurationError, NotFiniteError
+from rlzmq.core.errors import NotFiniteError
 from rlzmq.core.metrics import MetricsLogger
 from rlzmq.core.names import ALL_MODULES, LEARNER_PATH
 from rlzmq.core.signatures import TellsUncalled, check_takes
 from rlzmq.core.tracebacks import ShortTraceback
-from rlzmq.core.update_plan import Schedule, derive_seed
+from rlzmq.core.update_plan import derive_seed
 from rlzmq.episodes.columns import DEFAULT_MODULE_ID
 from rlzmq.learners.execution import UNCHANGED, LearnerCompiler, MixedPrecision, learner_device, seeded
+from rlzmq.learners.gradients import Gradients
 from rlzmq.learners.losses import no_loss
 from rlzmq.learners.optimizers import (
     DEFAULT_OPTIMIZER,
     Optimizers,
-    RegisteredOptimizer,
-    clip_gradients,
-    global_norm,
     make_adam,
 )
 from rlzmq.learners.ranks import Ranks
 from rlzmq.learners.snapshot import Snapshot
 from rlzmq.learners.sources import BatchSource, FreshBatch, num_env_steps_of
 from rlzmq.learners.train_batch import MinibatchIterator, TrainBatch, TrainBatchBuilder
+from rlzmq.learners.trained_modules import TrainedModules, check_interfaces, is_trainable
 from rlzmq.learners.update_report import BACKWARD, CONNECTOR, FORWARD, Scalar, UpdateReport, mean_of
 from rlzmq.modules.multi_rl_module import MultiRLModule
 from rlzmq.modules.output_check import check_training_outputs
 from rlzmq.modules.rl_module import SelfSupervisedLossAPI, ValueFunctionAPI
 from rlzmq.modules.saving import read_module_states
-from rlzmq.modules.weights import parameters_of
 
 if TYPE_CHECKING:
     import gymnasium as gym
@@ -178,8 +175,6 @@ class Learner(TellsUncalled, Checkpointable):
         self.num_passes: int = 0
         self._module_spec = module_spec
         self._given_module = module
-        self._module_configs: dict[str, BaseConfig] = {}
-        self._policies_to_train = getattr(config, "policies_to_train", None)
         seed = getattr(config, "seed", None)
         self.seed: int = int(np.random.SeedSequence().generate_state(1)[0]) if seed is None else int(seed)
         self._learner_connector: Any = None
@@ -187,8 +182,7 @@ class Learner(TellsUncalled, Checkpointable):
         self.ranks: Ranks = Ranks(self, rank, num_ranks)
         self.optimizers: Optimizers = Optimizers()
         self.snapshot: Snapshot = Snapshot(self)
-        self.coefficients: defaultdict[str, dict[str, float]] = defaultdict(dict)
-        self._schedules: dict[tuple[str, str], Schedule] = {}
+        self.trained: TrainedModules = TrainedModules(self)
         self._compiler: LearnerCompiler | None = None
         self._mixed_precision: MixedPrecision | None = None
         self.report: UpdateReport = UpdateReport()
@@ -198,12 +192,12 @@ class Learner(TellsUncalled, Checkpointable):
             self._setting("shuffle_batch_per_epoch", False),
         )
         self._num_batches = 1  # of the current update
-        self._loss_weights: dict[str, float] = {}
-        self._is_finite: dict[str, bool] = {}  # the gradients of each module
         # A subclass that changes gradients may introduce NaN after the norm was computed.
-        self._recheck_gradients = (
-            type(self).postprocess_gradients_for_module is not Learner.postprocess_gradients_for_module
-            or type(self).postprocess_gradients is not Learner.postprocess_gradients
+        own, base = type(self), Learner
+        self.gradients: Gradients = Gradients(
+            self,
+            are_changed=own.postprocess_gradients is not base.postprocess_gradients
+            or own.postprocess_gradients_for_module is not base.postprocess_gradients_for_module,
         )
 
     @property
@@ -215,6 +209,11 @@ class Learner(TellsUncalled, Checkpointable):
     def num_ranks(self) -> int:
         """Number of learners."""
         return self.ranks.num
+
+    @property
+    def coefficients(self) -> defaultdict[str, dict[str, float]]:
+        """Setting → module id → its current value."""
+        return self.trained.coefficients
 
     # -- one update --------------------------------------------------------------------------------
 
@@ -295,7 +294,7 @@ class Learner(TellsUncalled, Checkpointable):
             self._precision(),
             self.snapshot.undone_on_error(),
         ):
-            self._set_source_modules()
+            self.trained.divide_source()
             self.before_gradient_based_update(timesteps=counters)
             self._num_batches = 1
             while (train_batch := self._next_batch(train_batches)) is not None:
@@ -383,10 +382,7 @@ class Learner(TellsUncalled, Checkpointable):
             trace.span("connector", start, end)
         if train_batch is None:
             return None
-        for module_id in list(train_batch.columns):
-            is_trainable = module_id in self.module and _is_trainable(self.module[module_id].unwrapped())
-            if not (is_trainable and self.should_module_be_updated(module_id, train_batch.columns)):
-                train_batch.drop(module_id)
+        self.trained.leave_out_others(train_batch)
         return train_batch
 
     def _given(
@@ -458,7 +454,7 @@ class Learner(TellsUncalled, Checkpointable):
         )
         rows = dict.fromkeys(self.module.keys(), 0) | train_batch.num_module_steps
         agreed = self.ranks.agree_on_update(rows, minibatches.num_of_modules, train_batch.num_env_steps)
-        self._loss_weights, minibatches.num_of_modules = agreed.loss_weights, agreed.num_minibatches
+        self.gradients.loss_weights, minibatches.num_of_modules = agreed.loss_weights, agreed.num_minibatches
         num_minibatches = len(minibatches)
         # A single step of one learner is the last thing that happens in an update.
         if self._num_batches * num_minibatches > 1 or self.ranks.group is not None:
@@ -516,7 +512,7 @@ class Learner(TellsUncalled, Checkpointable):
         losses: dict[str, Tensor] = {}
         for module_id, outputs in fwd_out.items():
             module = self.module[module_id].unwrapped()
-            config = self._module_configs[module_id]
+            config = self.trained.configs[module_id]
             arguments: dict[str, Any] = {
                 "module_id": module_id,
                 "config": config,
@@ -565,41 +561,7 @@ class Learner(TellsUncalled, Checkpointable):
         Returns:
             Parameter → gradient, for the parameters of all modules trained in this update.
         """
-        for entry in self.optimizers.entries:
-            for parameter in entry.parameters:
-                parameter.grad = None
-        total: Any = None
-        for module_id, loss in loss_per_module.items():
-            self.report.log(module_id, {"total_loss": loss})
-            # This rank's rows among those of all ranks. If the loss is not finite, no rank shall take the step.
-            weight = self._loss_weights.get(module_id, 1.0) if math.isfinite(loss.detach()) else math.nan
-            weighted = loss if weight == 1.0 else loss * weight
-            total = weighted if total is None else total + weighted
-        if total is not None:
-            if not total.requires_grad:
-                raise ConfigurationError(
-                    f"The loss of {', '.join(map(repr, loss_per_module))} depends on no trainable parameter: was it "
-                    "computed under torch.no_grad(), from detached tensors, or from the batch alone?"
-                )
-            # Tensor.backward would examine its arguments for longer than a small layer takes.
-            engine: Any = torch.autograd.Variable._execution_engine
-            engine.run_backward(
-                (total,),
-                (torch.ones_like(total),),
-                False,
-                False,
-                (),
-                allow_unreachable=True,
-                accumulate_grad=True,
-            )
-        self.ranks.average_gradients()
-        gradients: dict[Tensor, Tensor] = {}
-        for entries in self.optimizers.by_module(sorted(self.trained_module_ids)).values():
-            for entry in entries:
-                for parameter in entry.parameters:
-                    if parameter.grad is not None:
-                        gradients[parameter] = parameter.grad
-        return gradients
+        return self.gradients.compute(loss_per_module)
 
     def postprocess_gradients(self, gradients_dict: dict[Tensor, Tensor]) -> dict[Tensor, Tensor]:
         """Change the gradients before they are applied; by default, separately for each module.
@@ -611,20 +573,13 @@ class Learner(TellsUncalled, Checkpointable):
             Parameter → gradient.
         """
         result: dict[Tensor, Tensor] = {}
-        self._is_finite = {}
-        by_module = self.optimizers.by_module(self.trained_module_ids)
-        for module_id, entries in by_module.items():
-            mine = gradients_dict
-            if len(by_module) > 1:  # looking up each parameter takes longer than summing its gradient
-                parameters = [p for entry in entries for p in entry.parameters]
-                mine = {p: gradients_dict[p] for p in parameters if gradients_dict.get(p) is not None}
-            if mine:
-                config = self._module_configs.get(module_id, self.config)
-                result.update(
-                    self.postprocess_gradients_for_module(
-                        module_id=module_id, config=config, module_gradients_dict=mine
-                    )
+        for module_id, mine in self.gradients.by_module(gradients_dict):
+            config = self.trained.configs.get(module_id, self.config)
+            result.update(
+                self.postprocess_gradients_for_module(
+                    module_id=module_id, config=config, module_gradients_dict=mine
                 )
+            )
         return result
 
     def postprocess_gradients_for_module(
@@ -642,21 +597,7 @@ class Learner(TellsUncalled, Checkpointable):
         Returns:
             Parameter → gradient.
         """
-        is_finite = True
-        entries = self.optimizers.of_module(module_id)
-        for entry in entries:
-            if len(entries) == 1:  # all are its gradients
-                mine = list(module_gradients_dict.values())
-            else:
-                mine = entry.gradients_of(module_gradients_dict)
-            norm = float(global_norm(mine))
-            if getattr(config, "log_gradients", True) and self._is_due(entry):
-                self.report.log(module_id, {f"gradients_{entry.name}_global_norm": norm})
-            if math.isfinite(norm):
-                clip_gradients(mine, grad_clip=config.grad_clip, grad_clip_by=config.grad_clip_by, norm=norm)
-            else:
-                is_finite = False
-        self._is_finite[module_id] = is_finite
+        self.gradients.clip(module_id, config, module_gradients_dict)
         return module_gradients_dict
 
     def apply_gradients(self, gradients_dict: dict[Tensor, Tensor]) -> None:
@@ -668,31 +609,11 @@ class Learner(TellsUncalled, Checkpointable):
         Args:
             gradients_dict: Parameter → gradient.
         """
-        for parameter, gradient in gradients_dict.items():
-            if parameter.grad is not gradient:
-                parameter.grad = gradient
-        skipped = self.report.num_skipped
-        by_module = self.optimizers.by_module(self.trained_module_ids)
-        # The ranks' gradients are equal at this point, so every rank reaches the same verdict.
-        for module_id, entries in by_module.items():
-            is_finite = self._is_finite.get(module_id, True)
-            if self._recheck_gradients:
-                of_module = [g for entry in entries for g in entry.gradients_of(gradients_dict)]
-                is_finite = math.isfinite(float(global_norm(of_module)))
-            if not is_finite:
-                skipped[module_id] = skipped.get(module_id, 0) + 1
-                continue
-            for entry in entries:
-                if self._is_due(entry):
-                    entry.optimizer.step()
+        self.gradients.apply(gradients_dict)
 
     def steps_optimizer(self, module_id: str, optimizer_name: str) -> bool:
         """Return whether the current minibatch's step includes an optimizer, see ``every`` of `register_optimizer`."""
-        entries = self.optimizers.of_module(module_id)
-        return all(self._is_due(entry) for entry in entries if entry.name == optimizer_name)
-
-    def _is_due(self, entry: RegisteredOptimizer) -> bool:
-        return entry.every == 1 or self.num_gradient_updates_lifetime % entry.every == 0
+        return self.gradients.step(module_id, optimizer_name)
 
     def ends_update(self) -> bool:
         """Return whether the update ends with the epoch that has just been trained, on all ranks alike."""
@@ -706,11 +627,9 @@ class Learner(TellsUncalled, Checkpointable):
         """
         num_env_steps = self._clock(timesteps)
         self.optimizers.update_learning_rates(num_env_steps)
-        for (setting, module_id), schedule in self._schedules.items():
-            coefficients = self.coefficients[setting]
+        for setting, module_id, value in self.trained.follow_schedules(num_env_steps):
             if module_id in self.trained_module_ids:
-                self.log_stats(module_id, {f"curr_{setting}": coefficients[module_id]})
-            coefficients[module_id] = schedule.value(num_env_steps)
+                self.log_stats(module_id, {f"curr_{setting}": value})
 
     # -- what an update measured -------------------------------------------------------------------
 
@@ -807,8 +726,7 @@ class Learner(TellsUncalled, Checkpointable):
             self._prepare_module(module_id)
         self.configure_optimizers()
         # Hooks called by hand before the first update apply to all modules.
-        self.trained_module_ids = list(self._module_configs)
-        self._loss_weights = dict.fromkeys(self.trained_module_ids, 1.0)
+        self.trained_module_ids = list(self.trained.configs)
         if self._compiler is not None and self._compiler.compiles_complete_update:
             self._losses_of = self._compiler.compile_losses(  # type: ignore[assignment,method-assign]
                 self._losses_of
@@ -842,42 +760,28 @@ class Learner(TellsUncalled, Checkpointable):
             TypeError: The module lacks an interface of `rl_module_required_apis`.
             ConfigurationError: The config's settings do not fit the module.
         """
-        if isinstance(module, SelfSupervisedLossAPI) or not _is_trainable(module):
-            return
-        missing = [api.__name__ for api in cls.rl_module_required_apis() if not isinstance(module, api)]
-        if missing:
-            raise TypeError(
-                f"{cls.__name__} needs module {module_id!r} ({type(module).__name__}) to be a "
-                f"{' and a '.join(missing)}: add the mix-in to its base classes, "
-                f"class {type(module).__name__}(TorchRLModule, {', '.join(missing)})."
-            )
+        check_interfaces(module_id, module, cls.rl_module_required_apis(), cls.__name__)
 
     def _prepare_module(self, module_id: str) -> None:
         module = self.module[module_id].unwrapped()
         self.check_module(module_id, module, self.config)
         # Shares nothing with others.
         is_alone = type(self.module)._forward_train is MultiRLModule._forward_train
-        if is_alone and not isinstance(module, SelfSupervisedLossAPI) and _is_trainable(module):
+        if is_alone and not isinstance(module, SelfSupervisedLossAPI) and is_trainable(module):
             check_training_outputs(module, with_values=ValueFunctionAPI in self.rl_module_required_apis())
         if self._compiler is not None and not self._compiler.compiles_complete_update:
             self._compiler.compile_module(module)
-        get_config = getattr(self.config, "get_config_for_module", None)
-        config = self._module_configs[module_id] = (
-            self.config if get_config is None else get_config(module_id)
-        )
-        for setting in self.scheduled_settings:
-            schedule = self._schedules[setting, module_id] = Schedule(getattr(config, setting), setting)
-            self.coefficients[setting][module_id] = schedule.values[0]
+        self.trained.add(module_id)
 
     def config_for_module(self, module_id: str) -> BaseConfig:
         """Return the config with the module's own overrides."""
-        return self._module_configs[module_id]
+        return self.trained.configs[module_id]
 
     def configure_optimizers(self) -> None:
         """Register all optimizers after the modules are built; by default one per module."""
         for module_id in self.module:
             if self.rl_module_is_compatible(self.module[module_id]):
-                self.configure_optimizers_for_module(module_id, self._module_configs[module_id])
+                self.configure_optimizers_for_module(module_id, self.trained.configs[module_id])
 
     def configure_optimizers_for_module(self, module_id: str, config: BaseConfig) -> None:
         """Register the module's optimizers; by default one Adam for all its parameters, at ``config.lr``.
@@ -992,9 +896,9 @@ class Learner(TellsUncalled, Checkpointable):
                 module_id: dict(config_overrides)
             }
         self._prepare_module(module_id)
-        self.configure_optimizers_for_module(module_id, self._module_configs[module_id])
+        self.configure_optimizers_for_module(module_id, self.trained.configs[module_id])
         if new_should_module_be_updated is not None:
-            self._policies_to_train = new_should_module_be_updated
+            self.trained.to_train = new_should_module_be_updated
         self._on_modules_changed()
 
     def remove_module(self, module_id: str, *, new_should_module_be_updated: Any = None) -> None:
@@ -1006,26 +910,11 @@ class Learner(TellsUncalled, Checkpointable):
         self._check_built()
         self.module.remove_module(module_id)
         self.optimizers.remove(module_id)
-        self._module_configs.pop(module_id, None)
-        for setting, coefficients in self.coefficients.items():
-            coefficients.pop(module_id, None)
-            self._schedules.pop((setting, module_id), None)
+        self.trained.remove(module_id)
         if new_should_module_be_updated is not None:
-            self._policies_to_train = new_should_module_be_updated
-        self._set_source_modules()
+            self.trained.to_train = new_should_module_be_updated
+        self.trained.divide_source()
         self._on_modules_changed()
-
-    def _set_source_modules(self) -> None:
-        """Pass the set of modules to a source that stores steps by module.
-
-        If `policies_to_train` is a function, it may choose any of them, depending on the data.
-        """
-        if not self.source.divides_by_module:
-            return
-        module_ids = [mid for mid, module in self.module.items() if _is_trainable(module.unwrapped())]
-        is_open = callable(self._policies_to_train)
-        trained = [mid for mid in module_ids if is_open or self.should_module_be_updated(mid)]
-        self.source.set_modules(module_ids, trained)
 
     def should_module_be_updated(self, module_id: str, multi_agent_batch: Any = None) -> bool:
         """Return whether ``config.policies_to_train`` includes the module (None: every module).
@@ -1034,10 +923,7 @@ class Learner(TellsUncalled, Checkpointable):
             module_id: The module.
             multi_agent_batch: Module id → train batch, for functions that depend on the data.
         """
-        trained = self._policies_to_train
-        if trained is None:
-            return True
-        return bool(trained(module_id, multi_agent_batch)) if callable(trained) else module_id in trained
+        return self.trained.includes(module_id, multi_agent_batch)
 
     def _on_modules_changed(self) -> None:
         """React to an added or removed module."""
@@ -1151,7 +1037,3 @@ class TorchLearner(Learner):
         class LogsGradients(Learner): ...
         class MyLearner(TorchLearner, LogsGradients): ...
     """
-
-
-def _is_trainable(module: object) -> bool:
-    return isinstance(module, nn.Module) and any(p.requires_grad for p in parameters_of(module))

@@ -61,8 +61,9 @@ class _Learner(Protocol):
     weights_seq_no: int
     seed: int
     scheduled_settings: ClassVar[Sequence[str]]
-    coefficients: defaultdict[str, dict[str, float]]
 
+    @property
+    def coefficients(self) -> defaultdict[str, dict[str, float]]: ...
     def get_extra_state(self) -> dict[str, Any]: ...
     def set_extra_state(self, state: Mapping[str, Any]) -> None: ...
 

@@ -494,7 +494,7 @@ class TorchRLModule(nn.Module, RLModule):
         return RLModule.forward_train(self, batch, **kwargs)
 
     def forward(self, batch: dict[str, Any], **kwargs: Any) -> dict[str, Any]:
-        """Call :meth:`forward_train`, for DistributedDataParallel."""
+        """Call :meth:`forward_train`, so that tools of torch can call ``module(batch)``."""
         return self.forward_train(batch, **kwargs)
 
     # -- state ---------------------------------------------------------------------------------

@@ -134,7 +134,7 @@ def test_a_learner_takes_a_spec_or_a_module_and_not_both() -> None:
 @pytest.mark.parametrize("policies_to_train", [[], lambda module_id, batch: False])
 def test_with_nothing_to_train_an_update_is_counted_and_changes_no_weight(policies_to_train: Any) -> None:
     learner = square_learner("a", "b")
-    learner._policies_to_train = policies_to_train
+    learner.trained.to_train = policies_to_train
     before = weights(learner, "a")
     results = learner.update(batch={"a": rows(8), "b": rows(5)})
     assert set(results) == {"__all_modules__"}
@@ -145,7 +145,7 @@ def test_with_nothing_to_train_an_update_is_counted_and_changes_no_weight(polici
 
 def test_only_policies_to_train_are_trained() -> None:
     learner = square_learner("a", "b")
-    learner._policies_to_train = ["b"]
+    learner.trained.to_train = ["b"]
     before = weights(learner, "a"), weights(learner, "b")
     results = learner.update(batch={"a": rows(8), "b": rows(5)})
     assert set(results) == {"b", "__all_modules__"}
