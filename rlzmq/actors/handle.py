@@ -224,7 +224,7 @@ class ProcessLink:
         finally:
             del self._pending[call_id]
 
-    async def _value_of(self, answer: asyncio.Future[Any], call_id: int) -> Any:
+    async def _value_of(self, answer: asyncio.Future[Any], call_id: int) -> object:
         try:
             message, value = await answer
         except asyncio.CancelledError:
@@ -335,7 +335,7 @@ class LocalLink:
         """Abandon the thread. Idempotent."""
         self.kill()
 
-    async def _unless_exited(self, work: Coroutine[Any, Any, Any], method: str) -> Any:
+    async def _unless_exited(self, work: Coroutine[Any, Any, Any], method: str) -> object:
         task = asyncio.ensure_future(work)
         try:
             await asyncio.wait((task, self.exited), return_when=asyncio.FIRST_COMPLETED)
@@ -509,7 +509,7 @@ class ActorHandle:
     def __repr__(self) -> str:
         return f"<ActorHandle {self.name!r}: {short_name(self._class)}, pid {self.pid}, {self._exited!r}>"
 
-    async def _within(self, deadline_s: float | None, method: str, work: Coroutine[Any, Any, Any]) -> Any:
+    async def _within(self, deadline_s: float | None, method: str, work: Coroutine[Any, Any, Any]) -> object:
         try:
             with ShortTraceback(is_inner=True):
                 if deadline_s is None:

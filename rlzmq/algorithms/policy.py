@@ -277,7 +277,7 @@ class Policy(AnswersSynonyms):
 
     # -- on whole columns -----------------------------------------------------------------------
 
-    def _act_on_columns(self, observations: Any, explore: bool, *, is_batch: bool = False) -> Any:
+    def _act_on_columns(self, observations: Any, explore: bool, *, is_batch: bool = False) -> object:
         to_module, to_env, step = self._env_to_module, self._module_to_env, self._module_step
         assert step is not None
         rows = VectorStepRows({}, num_items(observations))
@@ -355,7 +355,7 @@ class Policy(AnswersSynonyms):
         self._num_steps += 1
         return actions[0]
 
-    def _new_episode(self, observation: Any, index: int | None) -> Any:
+    def _new_episode(self, observation: Any, index: int | None) -> object:
         return self._agents.new_episode(observation, None if index is None else f"{index}")
 
     def _run_pipelines(

@@ -54,7 +54,7 @@ def agents_with_modules(config: BaseConfig, spaces: tuple[Any, Any]) -> list[tup
     return found
 
 
-def _checked_agent(agent_id: Hashable, module_id: str | None, agents: list[Any], mapping_fn: Any) -> Any:
+def _checked_agent(agent_id: Hashable, module_id: str | None, agents: list[Any], mapping_fn: Any) -> object:
     if agent_id is None:
         for agent in agents:
             try:
@@ -119,7 +119,7 @@ class PolicyAgents(abc.ABC):
         """Return the extra model outputs of a step, given the values for its episode by output."""
 
     @abc.abstractmethod
-    def with_known_names(self, known: Any, outputs: dict[Any, Any]) -> dict[Any, Any]:
+    def with_known_names(self, known: object, outputs: dict[Any, Any]) -> dict[Any, Any]:
         """Return the outputs with the names of earlier steps, even if `explore` has changed in between."""
 
     def checked(self, observation: Any) -> Any:
@@ -308,7 +308,7 @@ def as_batch_of(space: gym.Space[Any], values: Any) -> Any:
     return _converted(space, values, (None,), "observations")
 
 
-def _converted(space: gym.Space[Any], value: Any, lead: tuple[None, ...], where: str) -> Any:
+def _converted(space: gym.Space[Any], value: Any, lead: tuple[None, ...], where: str) -> object:
     if isinstance(space, gym.spaces.Dict):
         if not isinstance(value, dict) or value.keys() != space.spaces.keys():
             got = sorted(value) if isinstance(value, dict) else type(value).__name__

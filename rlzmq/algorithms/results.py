@@ -46,7 +46,7 @@ class IterationResult(dict[str, Any]):
 
     curve: tuple[tuple[int, float], ...] = ()
 
-    def __missing__(self, key: str) -> Any:
+    def __missing__(self, key: str) -> object:
         raise KeyError(missing_key(key))
 
     def _repr_html_(self) -> str:
@@ -428,7 +428,7 @@ def _of_all_sources(sources: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     return counts
 
 
-def _of_all_buffers(metrics: list[Any]) -> Any:
+def _of_all_buffers(metrics: list[Any]) -> object:
     """Return the metrics of all ranks' buffers together: sums of counts, means of ``actual_n_step`` (a float)."""
     first = metrics[0]
     if len(metrics) == 1:

@@ -179,7 +179,7 @@ def _pair(size: Any) -> Sequence[int]:
 # -- arrays -------------------------------------------------------------------------------------
 
 
-def convert_to_numpy(x: Any, reduce_type: bool = False) -> Any:
+def convert_to_numpy(x: object, reduce_type: bool = False) -> Any:
     """Return the tree with tensors as arrays, and float64 as float32 if `reduce_type`."""
 
     def converted(leaf: Any) -> Any:
@@ -195,7 +195,7 @@ def convert_to_torch_tensor(x: Any, device: Any = None, **options: Any) -> Any:
     return _of_leaves(lambda leaf: leaf if leaf is None else torch.as_tensor(leaf, device=device), x)
 
 
-def _of_leaves(function: Callable[[Any], Any], tree: Any) -> Any:
+def _of_leaves(function: Callable[[Any], Any], tree: object) -> object:
     """Apply a function to the leaves of a tree, in which lists are nodes, too."""
     if type(tree) is list:
         return [_of_leaves(function, part) for part in tree]

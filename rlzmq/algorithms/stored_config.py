@@ -82,7 +82,7 @@ def modules_to_store(
     }
 
 
-def _plain_or_none(make: Callable[[], Any]) -> Any:
+def _plain_or_none(make: Callable[[], Any]) -> object:
     try:
         return make()
     except (NotPlainError, ConfigurationError):

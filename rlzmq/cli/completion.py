@@ -44,7 +44,7 @@ def completion(options: CompletionOptions) -> int:
     return 0
 
 
-def _kind_of(name: str) -> Any:
+def _kind_of(name: str) -> object:
     """Return the class of a command's options; of several forms, their union."""
     if name in ("train", "tune"):
         base = TrainOptions if name == "train" else AlgorithmOptions
@@ -63,6 +63,6 @@ def _kind_of(name: str) -> Any:
     return with_field_help(kind or next(iter(kinds.values())), None)
 
 
-def _one_of(kinds: dict[str, Any]) -> Any:
+def _one_of(kinds: dict[str, Any]) -> object:
     marked: list[Any] = [Annotated[kind, tyro.conf.subcommand(name=name)] for name, kind in kinds.items()]
     return functools.reduce(operator.or_, marked)

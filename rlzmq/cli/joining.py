@@ -193,7 +193,7 @@ class _Runners:
         await self._supervisor.start(self._count)
         self._places = [asyncio.create_task(self._serve(index)) for index in range(self._count)]
 
-    async def _spawn(self, index: int, supervision: Any) -> Any:
+    async def _spawn(self, index: int, supervision: Any) -> object:
         return await self._system.spawn(
             "rlzmq.roles.runner_role:RemoteRunner",
             *self._arguments,

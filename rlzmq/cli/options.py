@@ -112,7 +112,7 @@ def apply_settings(config: BaseConfig, options: Any) -> None:
                 raise ConfigurationError(text.partition(" Set it with .")[0]) from None
 
 
-def _value(config: BaseConfig, setting: str, text: str) -> Any:
+def _value(config: BaseConfig, setting: str, text: str) -> object:
     """Convert a flag's text: JSON, Python's True, False and None, or the text itself."""
     if setting in _NAMED_CODE:
         return setting_from_text(setting, text)
@@ -177,7 +177,7 @@ def table_from_texts(setting: str, texts: list[str]) -> dict[str, Any]:
     return table
 
 
-def _parsed_json(text: str, *, default: object) -> Any:
+def _parsed_json(text: str, *, default: object) -> object:
     try:
         return json.loads(text)
     except ValueError:

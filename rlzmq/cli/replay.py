@@ -161,7 +161,7 @@ def _replay_fragment(options: ReplayOptions) -> int:
     return 0
 
 
-def _reason(path: Path) -> Any:
+def _reason(path: Path) -> object:
     """Return why the fragment was quarantined; None if that was not recorded.
 
     Raises:
@@ -177,7 +177,7 @@ def _reason(path: Path) -> Any:
         ) from error
 
 
-def _read(path: Path) -> Any:
+def _read(path: Path) -> object:
     """Return the fragment's EpisodeBatch.
 
     Raises:

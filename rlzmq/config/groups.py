@@ -284,7 +284,7 @@ class OfflineDataSettings:
     output_write_remaining_data: bool = False
 
 
-def _amp_dtype(value: object) -> Any:
+def _amp_dtype(value: object) -> object:
     """Return the name of a torch dtype.
 
     Raises:

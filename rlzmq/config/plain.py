@@ -116,7 +116,7 @@ def _check_env_names(name: str, value: object, trust: Trust) -> None:
             _check_env_names(key if key in ("env", "wrappers") else name, item, trust)
 
 
-def _revived(value: object, trust: Trust) -> Any:
+def _revived(value: object, trust: Trust) -> object:
     if isinstance(value, str) and value.startswith(CODE_MARK):
         rest = value[len(CODE_MARK) :]
         return rest if rest.startswith(CODE_MARK) else find_code(rest, trust)
@@ -270,19 +270,19 @@ def _marked(name: str, plain: dict[str, Any]) -> dict[str, Any]:
     return plain
 
 
-def _class_of(plain: dict[str, Any], key: str, trust: Trust) -> Any:
+def _class_of(plain: dict[str, Any], key: str, trust: Trust) -> object:
     named = plain.get(key)
     return None if named is None else find_code(str(named).removeprefix(CODE_MARK), trust, object)
 
 
-def _read_spec(plain: dict[str, Any], trust: Trust) -> Any:
+def _read_spec(plain: dict[str, Any], trust: Trust) -> object:
     return find_code(_SPEC_CLASSES[SPEC_TAG], CALLER).from_dict(
         {**plain, "module_class": None, "model_config": _revived(plain.get("model_config"), trust)},
         module_class=_class_of(plain, "module_class", trust),
     )
 
 
-def _read_multi_spec(plain: dict[str, Any], trust: Trust) -> Any:
+def _read_multi_spec(plain: dict[str, Any], trust: Trust) -> object:
     spec = find_code(_SPEC_CLASSES[MULTI_SPEC_TAG], CALLER).from_dict(
         {**plain, "rl_module_specs": {}, "model_config": _revived(plain.get("model_config"), trust)},
         multi_rl_module_class=_class_of(plain, "multi_rl_module_class", trust),

@@ -175,7 +175,7 @@ class Numeric(Domain):
             value = min(max(value, self.lower), self.upper)
         return self._rounded(value)
 
-    def _rounded(self, value: float) -> Any:
+    def _rounded(self, value: float) -> object:
         if self.step:
             value = round(value / self.step) * self.step
             if self.scale != "normal":

@@ -140,7 +140,7 @@ class Setting:
             return value
         return self._check_one(value)
 
-    def _check_one(self, value: object) -> Any:
+    def _check_one(self, value: object) -> object:
         if self.annotation is not Any:
             value = self._checked(value)
         if self.only is not None and value not in self.only:

@@ -109,7 +109,7 @@ def _table_of(name: str, fields: Mapping[str, Setting]) -> str:
     return (fields[name].group if name in fields else "") or _CALLBACKS
 
 
-def _plain_or_none(name: str, value: object) -> Any:
+def _plain_or_none(name: str, value: object) -> object:
     try:
         return plain_setting(name, value)
     except ConfigurationError:

@@ -25,7 +25,7 @@ class BatchedNdArray(np.ndarray[Any, Any]):
     them.
     """
 
-    def __new__(cls, array: Any) -> BatchedNdArray:
+    def __new__(cls, array: object) -> BatchedNdArray:
         """Return a view of `array`, without a copy."""
         return np.asarray(array).view(cls)
 
@@ -52,7 +52,7 @@ def batch_items(items: Sequence[Any]) -> Any:
     return _batch_leaves(items)
 
 
-def _batch_leaves(leaves: Sequence[Any]) -> Any:
+def _batch_leaves(leaves: Sequence[Any]) -> object:
     if any(isinstance(leaf, BatchedNdArray) for leaf in leaves):
         parts = [
             leaf.view(np.ndarray) if isinstance(leaf, BatchedNdArray) else np.asarray(leaf)[None]
@@ -267,7 +267,7 @@ def _items_of(batch: dict[str, Any], column: str, key: tuple[Any, ...] | None) -
     return items
 
 
-def _tag_like(old: object, new: object) -> Any:
+def _tag_like(old: object, new: object) -> object:
     """Mark the result of an array-wise function as many steps if its input was."""
     if isinstance(old, BatchedNdArray) and not isinstance(new, (BatchedNdArray, dict, tuple, list)):
         return BatchedNdArray(new)

@@ -214,7 +214,7 @@ def _mapping_fn(config: BaseConfig) -> Callable[..., Any]:
     return config.policy_mapping_fn or default_agent_to_module_mapping_fn
 
 
-def _specs(config: BaseConfig) -> Any:
+def _specs(config: BaseConfig) -> object:
     """Return module id -> spec (or None), from the policies or, if there are none, the MultiRLModuleSpec."""
     specs = getattr(getattr(config, "rl_module_spec", None), "rl_module_specs", None)
     policies = config.policies
@@ -299,7 +299,7 @@ def users_pieces(
     return list(pieces)
 
 
-def _called(func: Any, setting: str, arguments: dict[str, Any], aliases: Mapping[str, str]) -> Any:
+def _called(func: Any, setting: str, arguments: dict[str, Any], aliases: Mapping[str, str]) -> object:
     """Call the user's function with those arguments that it accepts, by name or else by position."""
     given = list(arguments.values())
     try:

@@ -178,7 +178,7 @@ class TensorToNumpy(ConnectorV2):
         return {name: tree_map(_to_numpy, data) for name, data in batch.items()}
 
 
-def _to_numpy(leaf: Any) -> Any:
+def _to_numpy(leaf: Any) -> object:
     return leaf.detach().cpu().numpy() if hasattr(leaf, "detach") else leaf
 
 
@@ -306,7 +306,7 @@ class RemoveSingleTsTimeRankFromBatch(ConnectorV2):
         return TorchPiece(forward=forward)
 
 
-def _squeezed(leaf: Any, column: str, key: Any) -> Any:
+def _squeezed(leaf: Any, column: str, key: Any) -> object:
     shape = np.shape(leaf)
     if not shape or shape[0] != 1:
         raise ValueError(
@@ -426,7 +426,7 @@ class NormalizeAndClipActions(ConnectorV2):
             }
         return batch
 
-    def apply_vectorized(self, actions: Any, agent_id: Hashable = None) -> Any:
+    def apply_vectorized(self, actions: object, agent_id: Hashable = None) -> Any:
         """Convert the module's actions to the env's, one or many at once.
 
         Args:
@@ -448,7 +448,7 @@ class NormalizeAndClipActions(ConnectorV2):
             return maps(actions)
         return tree_map(lambda leaf_map, leaf: leaf if leaf_map is None else leaf_map(leaf), maps, actions)
 
-    def _compiled(self, agent_id: object) -> Any:
+    def _compiled(self, agent_id: object) -> object:
         """Return a function per leaf of the action space (None: no change), or None if no leaf changes."""
         if self.input_action_space is None:
             raise ConfigurationError(
@@ -460,7 +460,7 @@ class NormalizeAndClipActions(ConnectorV2):
         tree_map(found.append, maps)
         return maps if any(leaf_map is not None for leaf_map in found) else None
 
-    def _maps_of(self, space: gym.Space[Any]) -> Any:
+    def _maps_of(self, space: gym.Space[Any]) -> object:
         if isinstance(space, gym.spaces.Dict):
             return {key: self._maps_of(part) for key, part in space.spaces.items()}
         if isinstance(space, gym.spaces.Tuple):
@@ -515,16 +515,16 @@ def _counts_from_0(space: gym.spaces.Box) -> bool:
     return bool(np.issubdtype(space.dtype, np.integer)) and space.is_bounded()
 
 
-def _stretch(low: Any, high: Any, dtype: Any, action: Any) -> Any:
+def _stretch(low: Any, high: Any, dtype: Any, action: Any) -> object:
     return np.clip(low + (action + 1.0) * ((high - low) / 2.0), low, high).astype(dtype, copy=False)
 
 
-def _shift(low: Any, dtype: Any, clip: Any, action: Any) -> Any:
+def _shift(low: Any, dtype: Any, clip: Any, action: Any) -> object:
     shifted = np.asarray(low + action)
     return (shifted if clip is None else clip(shifted)).astype(dtype, copy=False)
 
 
-def _clip(low: Any, high: Any, dtype: Any, action: Any) -> Any:
+def _clip(low: Any, high: Any, dtype: Any, action: Any) -> object:
     return np.clip(action, low, high).astype(dtype, copy=False)
 
 
@@ -532,7 +532,7 @@ def _on_tensors(leaf_map: partial[Any]) -> Callable[[Any], Any]:
     """Return the tensor form of `_stretch`, `_shift` or `_clip` with its arguments."""
     import torch
 
-    def constant(bound: Any) -> Any:
+    def constant(bound: object) -> Any:
         return torch.from_numpy(np.array(bound))
 
     if leaf_map.func is _shift:

@@ -312,7 +312,7 @@ class TrainRows:
         back = np.argsort(order)
         return tree_map(lambda *leaves: np.concatenate(leaves)[back], *parts)
 
-    def _transformed(self, slots: IntArray, chunks: IntArray, agent_id: object) -> Any:
+    def _transformed(self, slots: IntArray, chunks: IntArray, agent_id: object) -> object:
         rows = FlatRows.of_batch(self.episodes, slots, chunks, agent_id)
         observations = tree_rows(self.episodes.columns[Columns.OBS], slots)
         for piece in self.observation_pieces:

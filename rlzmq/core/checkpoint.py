@@ -421,7 +421,7 @@ def _files_of(name: str, state: object) -> dict[str, bytes]:
     return files
 
 
-def _read_component(folder: Path, name: str, contents: Mapping[str, bytes]) -> Any:
+def _read_component(folder: Path, name: str, contents: Mapping[str, bytes]) -> object:
     from safetensors import SafetensorError
     from safetensors.numpy import load
 

@@ -453,7 +453,7 @@ def _spelled(options: Mapping[str, Any]) -> str:
     return ", ".join(f"{name}={value!r}" for name, value in options.items())
 
 
-def _percentile(ordered: Sequence[Any], percentile: float) -> Any:
+def _percentile(ordered: Sequence[Any], percentile: float) -> object:
     """Interpolate linearly between the two adjacent values."""
     place = (len(ordered) - 1) * percentile / 100
     below = math.floor(place)

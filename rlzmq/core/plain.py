@@ -275,7 +275,7 @@ def to_plain(value: object, where: str = "value") -> Any:
     return _writer.write(value, where)
 
 
-def from_plain(tree: Any) -> Any:
+def from_plain(tree: object) -> Any:
     """Return the value of a tree from `to_plain`.
 
     Raises:

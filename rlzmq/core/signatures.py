@@ -89,7 +89,7 @@ class TellsUncalled:
     _not_called: ClassVar[Mapping[str, str]] = {}
     """Name of the method -> what to do instead."""
 
-    def __init_subclass__(cls, **kwargs: Any) -> None:
+    def __init_subclass__(cls, **kwargs: object) -> None:
         super().__init_subclass__(**kwargs)
         own = vars(cls).keys() if cls.__module__.partition(".")[0] != "rlzmq" else ()
         not_called = {**_OF_CHECKPOINTS, **cls._not_called}

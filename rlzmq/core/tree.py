@@ -30,7 +30,7 @@ __all__ = [
 ]
 
 
-def is_nested(tree: Any) -> bool:
+def is_nested(tree: object) -> bool:
     """Return whether ``tree`` is a node (dict or tuple) instead of a leaf."""
     return isinstance(tree, (dict, tuple))
 
@@ -94,7 +94,7 @@ def tree_flatten(tree: Any) -> tuple[list[Any], Any]:
     return leaves, spec
 
 
-def check_same_structure(expected: Any, actual: Any) -> None:
+def check_same_structure(expected: Any, actual: object) -> None:
     """Raise ValueError if ``actual`` does not have the nodes of ``expected``."""
     nested = is_nested(expected)
     if nested != is_nested(actual):
@@ -221,7 +221,7 @@ def tree_unstack(batch: Any) -> list[Any]:
     return [spec.unflatten(item) for item in zip(*leaves, strict=True)]
 
 
-def tree_zeros_like(tree: Any, lead: tuple[int, ...] = ()) -> Any:
+def tree_zeros_like(tree: object, lead: tuple[int, ...] = ()) -> Any:
     """Return zeros with every leaf's shape and dtype, with ``lead`` as additional first dimensions."""
 
     def zeros(leaf: Any) -> np.ndarray:

@@ -431,7 +431,7 @@ def _batches(num_rows: int) -> list[int]:
     return [*sizes, num_rows - sum(sizes)]
 
 
-def _random(space: gym.Space[Any], num_rows: int, rng: np.random.Generator) -> Any:
+def _random(space: gym.Space[Any], num_rows: int, rng: np.random.Generator) -> object:
     """Return random values of a space, a tree of arrays ``[num_rows, ...]``."""
     if isinstance(space, gym.spaces.Dict):
         return {key: _random(part, num_rows, rng) for key, part in space.spaces.items()}
@@ -602,7 +602,7 @@ def _described(space: gym.Space[Any]) -> dict[str, Any]:
     return about
 
 
-def _short(bound: np.ndarray) -> Any:
+def _short(bound: np.ndarray) -> object:
     """Return one number if all elements are equal, nested lists otherwise."""
 
     def plain(value: Any) -> Any:

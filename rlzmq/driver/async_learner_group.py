@@ -482,7 +482,7 @@ class AsyncLearnerGroup:
     async def change_modules(
         self,
         config: BaseConfig,
-        module_spec: Any,
+        module_spec: object,
         change: Callable[[Any], Any],
         synced_module_ids: list[str] | None,
     ) -> None:

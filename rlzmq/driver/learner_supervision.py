@@ -118,7 +118,7 @@ class LearnerSupervisor(Supervisor):
             await self._wait_for_replacement()
             await self.admit()
 
-    async def _start_first(self, place: int) -> Any:
+    async def _start_first(self, place: int) -> object:
         return await start_first(
             lambda: self._spawn(place, self._machines[place]),
             self._machines[place],

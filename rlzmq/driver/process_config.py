@@ -169,7 +169,7 @@ def one_more(
     new: Any,
     *,
     config_overrides: Mapping[str, Any] | None,
-    new_should_module_be_updated: Any,
+    new_should_module_be_updated: object,
 ) -> Changed:
     """Return (config, specs, function that adds the module to a learner); see `AsyncLearnerGroup.add_module`."""
     specs = module_spec.as_multi_rl_module_spec().copy()

@@ -166,7 +166,7 @@ class RemoteLearnerListener:
             except ActorLostError as error:  # it was not used yet, so any other one will do
                 _log.warning("learner-%d left while it was being built: %s", rank, error)
 
-    async def _take_next(self, config: BaseConfig, rank: int) -> Any:
+    async def _take_next(self, config: BaseConfig, rank: int) -> object:
         while not self._waiting:
             self._came.clear()
             await self._came.wait()

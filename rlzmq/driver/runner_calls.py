@@ -207,7 +207,7 @@ class RunnerCalls:
             )
         return [number for number in known if numbers is None or number in numbers]
 
-    async def _call_one(self, number: int, function: RunnerFunction, kwargs: dict[str, Any]) -> Any:
+    async def _call_one(self, number: int, function: RunnerFunction, kwargs: dict[str, Any]) -> object:
         def on_role(role: Any) -> Any:
             return _call_and_compare(role.env_runner, function, kwargs)
 
@@ -303,14 +303,14 @@ class RunnerCalls:
             await self._on_all(lambda handle: handle.set_state(counted))
 
 
-def _call(env_runner: object, function: RunnerFunction, kwargs: Mapping[str, Any]) -> Any:
+def _call(env_runner: object, function: RunnerFunction, kwargs: Mapping[str, Any]) -> object:
     if isinstance(function, str):
         return getattr(env_runner, function)(**kwargs)
     result = function(env_runner, **kwargs)
     return list(result) if inspect.isgenerator(result) else result
 
 
-def _call_and_compare(env_runner: Any, function: RunnerFunction, kwargs: Mapping[str, Any]) -> Any:
+def _call_and_compare(env_runner: Any, function: RunnerFunction, kwargs: Mapping[str, Any]) -> object:
     """Return (result, the runner's env config if the function has changed it, else None)."""
     before = dict(getattr(env_runner.config, "env_config", None) or {})
     result = _call(env_runner, function, kwargs)

@@ -145,7 +145,7 @@ class Forwarded(Generic[T]):
     def __get__(self, instance: Synchronous[Any] | None, owner: type) -> Any:
         return self if instance is None else getattr(instance._async, self._name)
 
-    def __set__(self, instance: Any, value: Any) -> NoReturn:
+    def __set__(self, instance: object, value: Any) -> NoReturn:
         raise AttributeError(f"{type(instance).__name__}.{self._name} can only be read")
 
 

@@ -110,7 +110,7 @@ class RandomEnv(gym.Env[Any, Any]):
         reward = float(self.np_random.normal())
         return self._observe(), reward, terminated, truncated, {}
 
-    def _observe(self) -> Any:
+    def _observe(self) -> object:
         if self._pool:
             return self._pool[self._num_steps % 64]
         return self.observation_space.sample()

@@ -278,7 +278,7 @@ def make_multi_agent_vec(
     return SyncVectorMultiAgentEnv([creator(index) for index in range(num_envs)])
 
 
-def _make_checked(entry: EnvEntry, context: EnvContext) -> Any:
+def _make_checked(entry: EnvEntry, context: EnvContext) -> object:
     env = make_env(entry, context)
     if not all(hasattr(env, name) for name in ("get_observation_space", "get_action_space")):
         kind = type(getattr(env, "unwrapped", env)).__name__

@@ -120,7 +120,7 @@ class ActionHistory:
         return Way(seed, random, tree_map(lambda rows: rows[order, index], self._rows))
 
 
-def _plain_random(value: object) -> Any:
+def _plain_random(value: object) -> object:
     """Return a bit generator's state without arrays, so that it can be printed."""
     if isinstance(value, Mapping):
         return {key: _plain_random(item) for key, item in value.items()}
@@ -375,7 +375,7 @@ class LeanSyncVectorEnv(SyncVectorEnv):
                 infos[index] = info
         return self._gather(), infos
 
-    def _public(self, observations: object) -> Any:
+    def _public(self, observations: object) -> object:
         return deepcopy(observations) if self.copy else observations
 
     def _dense_infos(self, infos: SparseInfos) -> dict[str, Any]:

@@ -156,7 +156,7 @@ class _RaisesErrors(gym.Wrapper[Any, Any, Any, Any]):
         return _called(self.env.step, action)
 
 
-def _called(method: Callable[..., Any], *args: object, **kwargs: object) -> Any:
+def _called(method: Callable[..., Any], *args: object, **kwargs: object) -> object:
     try:
         return method(*args, **kwargs)
     except BaseException as error:

@@ -85,7 +85,7 @@ class BatchColumns(list[Any]):
         infos: dict[int, dict[str, Any]] | None = None,
         custom_data: dict[int, dict[str, Any]] | None = None,
         duration_s: ArrayLike | None = None,
-        observation_space: Any = None,
+        observation_space: object = None,
         action_space: Any = None,
         meta: dict[str, Any] | None = None,
         groups: list[Any] | None = None,

@@ -134,7 +134,7 @@ def _gather(
     buffers: list[InfiniteLookbackBuffer],
     wanted: list[int],
     num_pads: int,
-) -> Any:
+) -> object:
     """Return one column of all episodes concatenated, with ``num_pads`` unused slots after each."""
     sizes = [buffer.len_incl_lookback() for buffer in buffers]
     for episode, size, num in zip(episodes, sizes, wanted, strict=True) if sizes != wanted else ():
@@ -166,7 +166,7 @@ def _gather(
         ) from error
 
 
-def _stack_lists(lists: list[Any], wanted: list[int], filler: object, num_pads: int) -> Any:
+def _stack_lists(lists: list[Any], wanted: list[int], filler: object, num_pads: int) -> object:
     items: list[Any] = []
     for data, num in zip(lists, wanted, strict=True):
         items += data
@@ -176,7 +176,7 @@ def _stack_lists(lists: list[Any], wanted: list[int], filler: object, num_pads: 
 
 def _join_arrays(
     buffers: list[InfiniteLookbackBuffer], wanted: list[int], template: InfiniteLookbackBuffer, num_pads: int
-) -> Any:
+) -> object:
     first = template.data if template.finalized else tree_stack(template.data)
     zero = tree_zeros_like(tree_map(lambda leaf: leaf[0], first), (1,))
     parts: list[Any] = []
@@ -188,7 +188,7 @@ def _join_arrays(
     return concatenated(parts)
 
 
-def _initial_states(episodes: list[SingleAgentEpisode]) -> Any:
+def _initial_states(episodes: list[SingleAgentEpisode]) -> object:
     """Return the states before each chunk's first step, leaves [C, ...]; None unless all are known."""
     states = [episode.initial_state for episode in episodes]
     if any(state is None for state in states):
@@ -295,7 +295,7 @@ def _leftovers(episode: MultiAgentEpisode) -> dict[str, Any]:
     return {name: value for name, value in values.items() if value}
 
 
-def _observation_spaces(episodes: list[MultiAgentEpisode]) -> Any:
+def _observation_spaces(episodes: list[MultiAgentEpisode]) -> object:
     """Return the observation spaces by agent id, including those changed by connector pieces."""
     spaces = episodes[0].observation_space
     own = {
@@ -310,7 +310,7 @@ def _observation_spaces(episodes: list[MultiAgentEpisode]) -> Any:
     return gym.spaces.Dict(merged) if isinstance(spaces, gym.spaces.Dict) else merged
 
 
-def _form(buffer: InfiniteLookbackBuffer) -> Any:
+def _form(buffer: InfiniteLookbackBuffer) -> object:
     """Return structure, shapes and kinds of one item of a column. Items of equal forms can be stacked into one."""
     if not buffer.len_incl_lookback():
         return None
@@ -402,7 +402,7 @@ class SharedColumns:
         setattr(episode, name, value)
         return value
 
-    def _fact(self, name: str, position: int, row: Row) -> Any:
+    def _fact(self, name: str, position: int, row: Row) -> object:
         match name:
             case "custom_data":
                 return dict(self._custom_data.get(position, ()))

@@ -150,7 +150,7 @@ class EpisodeBatch(BatchColumns):
             return self.select(np.arange(len(self), dtype=np.int64)[index])
         return list.__getitem__(self, index) if self._is_ordinary else self._item(range(len(self))[index])
 
-    def _item(self, position: int) -> Any:
+    def _item(self, position: int) -> object:
         """Return the chunk at an index from 0; always the same episode for the same index."""
         episode = self._tracked.get(position)
         if episode is None:

@@ -275,7 +275,7 @@ def _text(batch: BatchColumns, low: int, high: int) -> tuple[bytes, int]:
     return msgpack.packb(text), num_left_out
 
 
-def _plain_leftovers(left: dict[str, Any]) -> Any:
+def _plain_leftovers(left: dict[str, Any]) -> object:
     plain = dict(left)
     if (pending := left.get("pending")) is not None:
         plain["pending"] = {"action": pending.action, "outputs": dict(pending.extra_model_outputs)}
@@ -293,7 +293,7 @@ def tree_spec(tree: object, frames: list[np.ndarray], slots: slice = slice(None)
     return _spec(tree, frames, slots, 0)
 
 
-def _spec(tree: object, frames: list[np.ndarray], slots: slice, depth: int) -> Any:
+def _spec(tree: object, frames: list[np.ndarray], slots: slice, depth: int) -> object:
     if depth > MAX_DEPTH:
         raise ValueError(f"expected trees nested at most {MAX_DEPTH} deep to send.")
     if isinstance(tree, dict):

@@ -288,7 +288,7 @@ class InfiniteLookbackBuffer:
         """Whether the items are stored as arrays."""
         return self._items is None
 
-    def _at(self, position: int) -> Any:
+    def _at(self, position: int) -> object:
         if self._items is not None:
             return self._items[position]
         if isinstance(self._arrays, np.ndarray):
@@ -328,7 +328,7 @@ class InfiniteLookbackBuffer:
             and same_items(self.data, other.data)
         )
 
-    def _after_lookback(self) -> Any:
+    def _after_lookback(self) -> object:
         lookback, num = self.lookback, self._num
         if self._items is not None:
             return self._items[lookback:]
@@ -385,14 +385,14 @@ class InfiniteLookbackBuffer:
     def __getitem__(self, indices: int | slice | Sequence[int]) -> Any:
         return self.get(indices)
 
-    def _one(self, position: int | None, fill: object, hot: bool) -> Any:
+    def _one(self, position: int | None, fill: object, hot: bool) -> object:
         """Return the item at an absolute position; None: a filler."""
         if position is None:
             return self._filler(fill, hot)
         item = self._at(position)
         return one_hot(self.space, item) if hot and self.space is not None else item
 
-    def _several(self, positions: Sequence[int | None], fill: object, hot: bool) -> Any:
+    def _several(self, positions: Sequence[int | None], fill: object, hot: bool) -> object:
         """Return the items at absolute positions, see `resolve`. Those of a range of arrays are views."""
         if self._items is not None:
             if isinstance(positions, range) and not hot:
@@ -409,7 +409,7 @@ class InfiniteLookbackBuffer:
             return found
         return tree_map(lambda part: _spread(part, len(positions), existing, fill), found)
 
-    def _filler(self, fill: object, hot: bool) -> Any:
+    def _filler(self, fill: object, hot: bool) -> object:
         if self._opaque:
             return copy.copy(fill)
         if self._items is None:
@@ -467,10 +467,10 @@ class InfiniteLookbackBuffer:
         else:
             self._items[cast(int, positions[0])] = new_data
 
-    def __setitem__(self, indices: int | slice | Sequence[int], new_data: Any) -> None:
+    def __setitem__(self, indices: int | slice | Sequence[int], new_data: object) -> None:
         self.set(new_data, at_indices=indices)
 
-    def _as_batch(self, new_data: object) -> Any:
+    def _as_batch(self, new_data: object) -> object:
         """Return new items as a list of items or as a tree of arrays."""
         if isinstance(new_data, InfiniteLookbackBuffer):
             return new_data._after_lookback()
@@ -482,7 +482,7 @@ class InfiniteLookbackBuffer:
             return new_data
         return list(new_data) if isinstance(new_data, Iterator) else np.asarray(new_data)
 
-    def _structure(self) -> Any:
+    def _structure(self) -> object:
         if self._items is None:
             return self._arrays
         return self._items[-1] if self._items else None
@@ -512,7 +512,7 @@ class InfiniteLookbackBuffer:
             for position, item in zip(where, items, strict=True):
                 self._items[position] = item
 
-    def _write_arrays(self, where: Any, new_data: Any, lead: tuple[int, ...]) -> None:
+    def _write_arrays(self, where: Any, new_data: object, lead: tuple[int, ...]) -> None:
         """Write ``new_data`` (leaves ``[*lead, ...]``) at ``where``; widen a column's dtype if needed."""
         fitted = self._fitted(new_data, lead)
         self._own(fitted)
@@ -529,7 +529,7 @@ class InfiniteLookbackBuffer:
             return False
         return True
 
-    def _fitted(self, new_data: object, lead: tuple[int, ...]) -> Any:
+    def _fitted(self, new_data: object, lead: tuple[int, ...]) -> object:
         """Convert one item (no ``lead``) or several to arrays ``[*lead, ...]`` of this column's form.
 
         Raises:
@@ -767,7 +767,7 @@ def _as_objects(leaf: Any, lead: tuple[int, ...]) -> np.ndarray:
     return object_array(leaf) if lead else object_array([leaf]).reshape(())
 
 
-def _stacked(batch: object) -> Any:
+def _stacked(batch: object) -> object:
     return tree_stack(batch, objects=True) if isinstance(batch, list) else tree_map(_as_column, batch)
 
 

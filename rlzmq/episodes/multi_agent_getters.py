@@ -399,7 +399,7 @@ class MultiAgentGetters:
         return listed[0] if is_single else found
 
 
-def _private(data: object) -> Any:
+def _private(data: object) -> object:
     """Return a getter's result with copied arrays, so that later writes to the column do not change it."""
     return tree_map(lambda leaf: leaf.copy() if isinstance(leaf, np.ndarray) else leaf, data)
 

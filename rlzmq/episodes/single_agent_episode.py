@@ -481,7 +481,7 @@ class SingleAgentEpisode(EpisodeColumns):
         else:
             self.multi_agent_episode_id = id_
 
-    def _state_before(self, position: int) -> Any:
+    def _state_before(self, position: int) -> object:
         """Return the module's state before the step at an absolute position; None if unknown."""
         if position == self.rewards.lookback and self.initial_state is not None:
             return self.initial_state

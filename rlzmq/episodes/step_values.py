@@ -101,7 +101,7 @@ def _is_number(reward: object) -> bool:
     return type(reward) in REWARD_TYPES or isinstance(reward, (int, float))
 
 
-def _as_reward_at(position: int, reward: object) -> Any:
+def _as_reward_at(position: int, reward: object) -> object:
     try:
         return as_reward(reward)
     except ValueError as error:

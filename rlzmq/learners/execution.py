@@ -185,7 +185,7 @@ class MixedPrecision:
 
         return run
 
-    def _to_float32(self, leaf: Any) -> Any:
+    def _to_float32(self, leaf: Any) -> object:
         return leaf.float() if isinstance(leaf, Tensor) and leaf.dtype is self._dtype else leaf
 
 

@@ -120,7 +120,7 @@ class OfflineShards(BatchSource):
         self._num_empty = 0  # consecutive batches without a usable step
         self._take_part(0, 1)
 
-    def begin_sequences_with(self, initial_state: Any) -> None:
+    def begin_sequences_with(self, initial_state: object) -> None:
         """Train a stateful module: batches contain whole episodes, and all sequences begin with the same state.
 
         Recorded states are not used, since another module has computed them.
@@ -602,7 +602,7 @@ def _open(paths: str | list[str]) -> OpenedShards:
     return opened
 
 
-def _shapes(column: Any) -> Any:
+def _shapes(column: Any) -> object:
     return optree.tree_map(lambda leaf: f"{leaf.dtype} {tuple(leaf.shape[1:])}", column)
 
 

@@ -340,11 +340,11 @@ def _set_state(optimizer: Optimizer, state: Mapping[str, Any], names: Mapping[in
         }
 
 
-def _to_plain(value: object) -> Any:
+def _to_plain(value: object) -> object:
     return value.detach().cpu().numpy().copy() if isinstance(value, Tensor) else value
 
 
-def _from_plain(value: object) -> Any:
+def _from_plain(value: object) -> object:
     # as_tensor would share a read-only buffer
     return torch.tensor(value) if hasattr(value, "dtype") else value
 

@@ -257,7 +257,7 @@ def _num_trained_env_steps(episodes: EpisodeBatch) -> int:
     return int(num_trained.sum()) if has_mask else episodes.num_env_steps
 
 
-def _without_nesting(episodes: Any) -> Any:
+def _without_nesting(episodes: Any) -> object:
     """Return one batch on columns if all episodes are on columns, else a list of episodes.
 
     Chunks that continue each other under the same weights become one, so that no return is cut where a fragment ended.

@@ -218,7 +218,7 @@ class WeightsLayout:
             torch._foreach_copy_(self._views(torch.from_numpy(out)), tensors)
         return out
 
-    def load(self, module: Any, buffer: Any, *, may_keep: bool = False) -> None:
+    def load(self, module: object, buffer: Any, *, may_keep: bool = False) -> None:
         """Copy a block into the module's weights.
 
         Args:

@@ -144,7 +144,7 @@ def write_shard(directory: str | Path, episodes: Any, *, normalize_actions: bool
     return path
 
 
-def _plain_space(space: gym.Space[Any]) -> Any:
+def _plain_space(space: gym.Space[Any]) -> object:
     try:
         return space_to_plain(space)
     except NotPlainError:  # a custom space; the columns' shapes are still checked
@@ -427,7 +427,7 @@ def read_parquet(path: Path) -> EpisodeBatch:
 # -- states of episodes -------------------------------------------------------------------------------
 
 
-def _array(item: dict[Any, Any]) -> Any:
+def _array(item: dict[Any, Any]) -> object:
     """Return the array or number of a map in which msgpack-numpy has put it; arrays of objects are refused."""
     if b"nd" not in item:
         return item
@@ -471,7 +471,7 @@ def _leaves(tree: object) -> list[Any]:
 # -- rows of steps ------------------------------------------------------------------------------------
 
 
-def _column(values: list[Any]) -> Any:
+def _column(values: list[Any]) -> object:
     """Return a column as an array, or a tree of arrays; a tensor of Ray's is a map of data and shape."""
     if values and isinstance(values[0], dict):
         if values[0].keys() == {"data", "shape"}:
@@ -615,7 +615,7 @@ def export_to_minari(paths: str | Path | Sequence[str | Path], dataset_id: str, 
     )
 
 
-def _action_space_of(env: Any) -> Any:
+def _action_space_of(env: Any) -> object:
     """Return the action space of ``env`` of ``minari.create_dataset_from_buffers``: an env, a spec, an id or None."""
     if env is None or isinstance(env, gym.Env):
         return env and env.action_space

@@ -490,7 +490,7 @@ def _check_column(name: str, mine: Any, other: Any) -> None:
         )
 
 
-def _stacked(states: Sequence[Any]) -> Any:
+def _stacked(states: Sequence[Any]) -> object:
     """Return states as one tree with a row for each, zeros for None; None if all are None."""
     known = [state for state in states if state is not None]
     if not known:

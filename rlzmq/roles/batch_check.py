@@ -64,7 +64,7 @@ class BatchCheck:
     def expect(
         self,
         action_spaces: Mapping[str, Any],
-        observation_space: Any = None,
+        observation_space: object = None,
         outputs: Mapping[str, Mapping[str, Any]] | None = None,
     ) -> None:
         """Set what columns are checked against.

@@ -153,7 +153,7 @@ class AgentsRowsSampler(EpisodicSampler):
         return actions, acts
 
     @staticmethod
-    def _compute(store: ModuleStore, block: Any, rows: list[tuple[int, AgentRecord]], t: int) -> Any:
+    def _compute(store: ModuleStore, block: object, rows: list[tuple[int, AgentRecord]], t: int) -> object:
         """Return the module's columns and its next state; see `ModuleStep`."""
         is_stateful = store.module_step.is_stateful
         state = gather_states([record.state for _, record in rows]) if is_stateful else None
@@ -385,11 +385,11 @@ def _put_hanging_acts(store: ModuleStore, leftovers: dict[int, dict[str, Any]]) 
         left["pending"] = Pending(outputs.pop(Columns.ACTIONS), outputs)
 
 
-def _as_arrays(state: object) -> Any:
+def _as_arrays(state: object) -> object:
     return tree_map(np.asarray, state)
 
 
-def _common(spaces: Any, agent_ids: list[Any]) -> Any:
+def _common(spaces: Any, agent_ids: list[Any]) -> object:
     """Return the space shared by all agents; None if their spaces differ."""
     own = [spaces[agent_id] for agent_id in dict.fromkeys(agent_ids) if agent_id in spaces.spaces]
     return own[0] if own and all(space == own[0] for space in own) else None
@@ -514,7 +514,7 @@ class ObservationRouter:
             observed, rows, [self._env_to_module.read(own, of) for own, of in zip(stored, rows, strict=True)]
         )
 
-    def _read(self, block: Any, observed: Observed) -> Any:
+    def _read(self, block: Any, observed: Observed) -> object:
         """Return the readers' results for all observations of one module."""
         records = observed.records
         return self._env_to_module.read(
@@ -545,7 +545,7 @@ class ObservationRouter:
         return blocks
 
 
-def _store(store: ModuleStore, block: Any, observed: Observed) -> None:
+def _store(store: ModuleStore, block: object, observed: Observed) -> None:
     first = store.num_observations
     store.add_observations(block, len(observed.rows))
     for number, (_, record) in enumerate(observed.rows, first):
@@ -637,7 +637,7 @@ class ObservedRows:
         return tree_map(joined, *parts)
 
 
-def _column(store: ModuleStore, column: str, rows: IntArray) -> Any:
+def _column(store: ModuleStore, column: str, rows: IntArray) -> object:
     if column == Columns.OBS:
         return store.observations(rows) if store.num_observations else None
     return store.act_column(column, rows)

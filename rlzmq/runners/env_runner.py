@@ -443,7 +443,7 @@ class EnvRunner(TellsUncalled, EnvRunnerState):
 
     # -- defined by subclasses -----------------------------------------------------------------
 
-    def _make_vector_env(self, context: EnvContext) -> Any:
+    def _make_vector_env(self, context: EnvContext) -> object:
         """Make and return the vector env."""
         raise NotImplementedError(
             f"{type(self).__name__}: override make_env() and sample(), or derive from SingleAgentEnvRunner."
@@ -459,7 +459,7 @@ class EnvRunner(TellsUncalled, EnvRunnerState):
         space: gym.Space[Any] = self._env_spaces()["__env__"][1]
         return space
 
-    def _make_sampler(self, *, on_rows: bool) -> Any:
+    def _make_sampler(self, *, on_rows: bool) -> object:
         """Return a sampler that works on rows, or one with real episodes."""
         raise NotImplementedError
 
@@ -492,7 +492,7 @@ class EnvRunner(TellsUncalled, EnvRunnerState):
         """Return ``sample_batch(**options)`` with the metrics logged since the last fragment in the batch's meta."""
         return self._with_logged(self.sample_batch(**options))
 
-    def _with_logged(self, batch: Any) -> Any:
+    def _with_logged(self, batch: Any) -> object:
         if custom := self.take_logged():
             batch.meta["custom_metrics"] = custom
         return batch

@@ -64,12 +64,12 @@ class EpisodeSampler(EpisodicSampler):
         self._to_module = self._module_observations = None
         self._templates: dict[Any, dict[str, Any]] = {}  # module id -> output -> zeros of one item
 
-    def _new_episode(self, index: int) -> Any:
+    def _new_episode(self, index: int) -> object:
         episode = self._make_episode()
         self._call("on_episode_created", episode, index)
         return episode
 
-    def _make_episode(self) -> Any:
+    def _make_episode(self) -> object:
         return SingleAgentEpisode(
             id_=self.runner.new_episode_id(),
             observation_space=self.env.single_observation_space,
@@ -193,7 +193,7 @@ class EpisodeSampler(EpisodicSampler):
             )
         return items
 
-    def _for_vector_env(self, actions: list[Any]) -> Any:
+    def _for_vector_env(self, actions: list[Any]) -> object:
         batched = tree_stack(actions)
         space = self.env.single_action_space
         if (
@@ -262,7 +262,7 @@ class EpisodeSampler(EpisodicSampler):
             return episode.initial_state
         return self._initial_state(episode.module_id)
 
-    def _initial_state(self, module_id: object) -> Any:
+    def _initial_state(self, module_id: object) -> object:
         """Return a module's state at an episode's start, leaves without batch dimension; None if stateless."""
         return self._module_step.initial_row_numpy if self._module_step.is_stateful else None
 
@@ -273,7 +273,7 @@ class EpisodeSampler(EpisodicSampler):
 
     # -- the result ----------------------------------------------------------------------------
 
-    def _batch(self, chunks: list[tuple[int, Any]], ongoing: list[tuple[int, Any]]) -> Any:
+    def _batch(self, chunks: list[tuple[int, Any]], ongoing: list[tuple[int, Any]]) -> object:
         for index, episode in ongoing:
             self._episodes[index] = chunk = self._cut(episode)
             if "on_episode_end" in self.runner.callbacks.hooks:
@@ -398,7 +398,7 @@ class AgentsEpisodeSampler(EpisodeSampler):
             )
         return values
 
-    def _for_vector_env(self, actions: list[Any]) -> Any:
+    def _for_vector_env(self, actions: list[Any]) -> object:
         return actions
 
     def _acts(self, columns: dict[str, list[Any]]) -> Sequence[Any]:
@@ -461,13 +461,13 @@ class AgentsEpisodeSampler(EpisodeSampler):
             track.pending = Pending(track.pending.action, {**track.pending.extra_model_outputs, **zeros})
         track.output_keys = frozenset((*track.output_keys, *zeros))
 
-    def _initial_state(self, module_id: object) -> Any:
+    def _initial_state(self, module_id: object) -> object:
         module = self.runner.multi_rl_module[module_id]
         return tree_map(to_numpy, module.get_initial_state()) if module.is_stateful() else None
 
     # -- the result ----------------------------------------------------------------------------
 
-    def _batch(self, chunks: list[tuple[int, Any]], ongoing: list[tuple[int, Any]]) -> Any:
+    def _batch(self, chunks: list[tuple[int, Any]], ongoing: list[tuple[int, Any]]) -> object:
         """Also add zero outputs for agents whose module first acted for others in this fragment."""
         for episode in [*(episode for _, episode in chunks), *self._episodes]:
             for agent_id in episode._timeline.tracks:
@@ -487,5 +487,5 @@ class AgentsEpisodeSampler(EpisodeSampler):
         return EpisodeBatch.from_episodes(episodes)
 
 
-def _copy(leaf: Any) -> Any:
+def _copy(leaf: Any) -> object:
     return leaf.copy() if isinstance(leaf, np.ndarray) else leaf

@@ -251,5 +251,5 @@ def to_numpy(leaf: Any) -> Any:
     return leaf.cpu().numpy() if isinstance(leaf, torch.Tensor) else np.asarray(leaf)
 
 
-def _without_time(leaf: Any) -> Any:
+def _without_time(leaf: Any) -> object:
     return to_numpy(leaf)[:, 0]

@@ -53,7 +53,7 @@ class GrowingColumn:
         self._row_shape = self._leaves[0].shape[1:] if self._leaves else ()
         self.num_rows: int = 0
 
-    def put(self, block: Any, num_rows: int) -> bool:
+    def put(self, block: object, num_rows: int) -> bool:
         """Add a block of `num_rows` rows if it is an array like the column, and there is room for it."""
         array, begin = self._array, self.num_rows
         end = begin + num_rows
@@ -181,7 +181,7 @@ class ModuleStore:
         self.num_acts = first + num_rows
         return first
 
-    def _missing(self, name: str, example: object, num_rows: int) -> Any:
+    def _missing(self, name: str, example: object, num_rows: int) -> object:
         if name == Columns.STATE_OUT and self.module_step.is_stateful:
             row = self.module_step.initial_row_numpy
             return tree_map(lambda leaf: np.broadcast_to(leaf, (num_rows, *leaf.shape)), row)

@@ -310,7 +310,7 @@ class RowsSampler(Sampler):
         if self._has_pieces:
             self._module_observations = self._env_to_module.read(stored, self._rows)
 
-    def _to_store(self, observations: Any, slot: int, is_first: BoolArray) -> Any:
+    def _to_store(self, observations: Any, slot: int, is_first: BoolArray) -> object:
         """Return what the pieces make of observations, and move the rows there; readers come after storing."""
         self._num_previous += 1
         self._num_previous[is_first] = 0
@@ -371,7 +371,7 @@ class RowsSampler(Sampler):
                 "autoreset in this mode?"
             )
 
-    def _initial_states(self, table: ChunkTable) -> Any:
+    def _initial_states(self, table: ChunkTable) -> object:
         """Return the module's state before each chunk's first step, leaves ``[C, ...]``."""
         from_before = table.first_step == 0
 

@@ -186,7 +186,7 @@ class EnvRunnerState(Checkpointable, abc.ABC):
         self._note_weights(version, generation, num_env_steps)
         return True
 
-    def copy_weights(self, module: Any, version: int, num_env_steps: int) -> None:
+    def copy_weights(self, module: object, version: int, num_env_steps: int) -> None:
         """Copy the weights of a learner's MultiRLModule in this process. The arguments are those of `set_weights`."""
         self.get_weights_layout().copy(module, self.multi_rl_module)
         self._note_weights(version, 0, num_env_steps)

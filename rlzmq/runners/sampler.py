@@ -89,7 +89,7 @@ class EpisodicSampler(Sampler):
     # -- defined by subclasses -----------------------------------------------------------------
 
     @abc.abstractmethod
-    def _new_episode(self, index: int) -> Any:
+    def _new_episode(self, index: int) -> object:
         """Return a new episode of env ``index``, not reset yet."""
 
     @abc.abstractmethod
@@ -130,7 +130,7 @@ class EpisodicSampler(Sampler):
         """End an episode after its environment failed."""
 
     @abc.abstractmethod
-    def _batch(self, chunks: list[tuple[int, Any]], ongoing: list[tuple[int, Any]]) -> Any:
+    def _batch(self, chunks: list[tuple[int, Any]], ongoing: list[tuple[int, Any]]) -> object:
         """Return a batch of (env index, episode) chunks and ongoing chunks; begin new chunks for the latter."""
 
     @abc.abstractmethod

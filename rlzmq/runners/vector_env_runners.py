@@ -105,7 +105,7 @@ class VectorStepper:
 
         return tree_map(as_stored, zeros)
 
-    def step_sparse(self, actions: Any) -> SparseStep:
+    def step_sparse(self, actions: object) -> SparseStep:
         """Make one vector step; return observations, rewards, terminated, truncated, infos."""
         if self._lean is not None:
             return self._lean.step_sparse(actions)
@@ -251,7 +251,7 @@ def _items(observations: Any) -> list[Any]:
     return items
 
 
-def _row(values: Any, index: int) -> Any:
+def _row(values: Any, index: int) -> object:
     if isinstance(values, dict):
         return {key: _row(item, index) for key, item in values.items()}
     if isinstance(values, tuple):
@@ -291,7 +291,7 @@ class SingleAgentEnvRunner(EnvRunner):
 
     # -- construction --------------------------------------------------------------------------
 
-    def _make_vector_env(self, context: EnvContext) -> Any:
+    def _make_vector_env(self, context: EnvContext) -> object:
         return make_vec(
             self.config.env_entry(),
             num_envs=self.num_envs,

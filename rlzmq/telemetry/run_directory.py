@@ -388,7 +388,7 @@ def _git_state() -> dict[str, Any] | None:
     return {"commit": answers[0], "is_dirty": bool(answers[1])}
 
 
-def _jsonable(value: object) -> Any:
+def _jsonable(value: object) -> object:
     if isinstance(value, Mapping):
         return {str(key): _jsonable(item) for key, item in value.items()}
     if isinstance(value, list | tuple):

@@ -148,7 +148,7 @@ def labels_of(values: Sequence[Any]) -> list[Any]:
     return [f"{number}: {value!r}"[:80] for number, value in enumerate(values)]
 
 
-def _parameter(path: str, item: SearchObject, value: Any) -> Any:
+def _parameter(path: str, item: SearchObject, value: Any) -> object:
     if isinstance(item, Numeric):
         return item.coordinate_of(value)
     if isinstance(item, Categorical | GridSearch) and value in item.values:
@@ -290,7 +290,7 @@ class _AttributeDict(dict[str, Any]):
         return _AttributeDict(value) if type(value) is dict else value
 
 
-def _item(value: object, key: str) -> Any:
+def _item(value: object, key: str) -> object:
     return value[key] if isinstance(value, Mapping | BaseConfig) else getattr(value, key)
 
 

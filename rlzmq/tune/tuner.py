@@ -154,7 +154,7 @@ def _cells(
     return cells + [(heading, _text(value_at(trial.last_result, path))) for path, heading in columns.items()]
 
 
-def _value(trial: Trial, path: str) -> Any:
+def _value(trial: Trial, path: str) -> object:
     """Return the trial's config value at a path; None if there is none."""
     try:
         return config_value(trial.config, path)
@@ -440,7 +440,7 @@ def _parts_of(trainable: object) -> tuple[Any, str, Any, Mapping[str, float] | N
     )
 
 
-def _checked_space(param_space: Any, name: str, config_class: Any) -> Any:
+def _checked_space(param_space: Any, name: str, config_class: Any) -> object:
     """Return the search space as a config for an algorithm, else as a dict."""
     if config_class is None:
         if isinstance(param_space, BaseConfig) or not isinstance(param_space, Mapping | None):
@@ -483,7 +483,7 @@ def _signed_part(stored: Mapping[str, Any]) -> bytes:
     return json.dumps({**stored, "signature": ""}, sort_keys=True).encode()
 
 
-def _space_from_stored(stored: Mapping[str, Any], folder: Path) -> Any:
+def _space_from_stored(stored: Mapping[str, Any], folder: Path) -> object:
     space = stored["param_space"]
     trust = Trust(is_full=is_signed("experiment", _signed_part(stored), stored.get("signature")))
     if "space" in space:

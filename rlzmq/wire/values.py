@@ -306,7 +306,7 @@ class _Reader(TreeReader):
         return decode_arrays([(dtype, shape)], [self._pool[place[0] : place[0] + num_bytes]])[0]
 
 
-def _tensor(array: npt.NDArray[Any], *, bfloat16: bool) -> Any:
+def _tensor(array: npt.NDArray[Any], *, bfloat16: bool) -> object:
     import torch
 
     try:

@@ -107,7 +107,7 @@ class DefaultIQLModule(DefaultSACModule):
         return {"qf_target_preds": q_BC.amin(-1), "vf_preds_next": self.vf(next_obs).squeeze(-1)}
 
 
-def _in_range(batch: dict[str, Any]) -> Any:
+def _in_range(batch: dict[str, Any]) -> object:
     # The environment clips actions further out, which other algorithms' policies may have recorded.
     return batch[Columns.ACTIONS].clamp(-1.0, 1.0)
 

@@ -66,7 +66,7 @@ class AgentToModuleMapping(ConnectorV2):
         self._mapping_fn = agent_to_module_mapping_fn
         self._as_learner_connector = as_learner_connector
 
-    def change_modules(self, rl_module_specs: Any, agent_to_module_mapping_fn: Callable[..., Any]) -> None:
+    def change_modules(self, rl_module_specs: object, agent_to_module_mapping_fn: Callable[..., Any]) -> None:
         """Update the modules and the agent mapping. The arguments are those of the class."""
         self._rl_module_specs = rl_module_specs
         self._mapping_fn = agent_to_module_mapping_fn
@@ -81,7 +81,7 @@ class AgentToModuleMapping(ConnectorV2):
         """Return a Dict by module id."""
         return self._space_by_module(input_action_space, "action_space")
 
-    def _space_by_module(self, space: gym.Space[Any], which: str) -> Any:
+    def _space_by_module(self, space: gym.Space[Any], which: str) -> object:
         module_ids = list(self._rl_module_specs or ())
         if not isinstance(space, gym.spaces.Dict) or any(mid in space.spaces for mid in module_ids):
             return space

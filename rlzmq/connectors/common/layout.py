@@ -247,7 +247,7 @@ class AddTimeDimToBatchAndZeroPad(_StepsPiece):
 
 def _sequences(
     items: list[Any], lengths: Sequence[int], longest: int, column: str, key: tuple[Any, ...] | None
-) -> Any:
+) -> object:
     """Return all sequences of a key as one tree of BatchedNdArrays ``[num_sequences, longest, ...]``."""
     rows = batch_items(items)
     if num_items(rows) != sum(lengths):
@@ -391,7 +391,7 @@ def states_are_known(episodes: EpisodeBatch) -> bool:
     )
 
 
-def _state_after(episode: Any, module: Any) -> Any:
+def _state_after(episode: Any, module: Any) -> object:
     """Return the state from which the module acts on the episode's last observation."""
     state_out = episode.extra_model_outputs.get(Columns.STATE_OUT)
     if state_out is not None and state_out.len_incl_lookback():
@@ -476,7 +476,7 @@ class BatchIndividualItems(AgentPiece):
         return by_module
 
 
-def _batched(name: str, data: object) -> Any:
+def _batched(name: str, data: object) -> object:
     """Return one column, batched. Data that is batched already is unchanged."""
     if isinstance(data, dict) and data and all(isinstance(key, tuple) for key in data):
         data = [item for items in data.values() for item in items]
@@ -532,7 +532,7 @@ class NumpyToTensor(ConnectorV2):
         for name, column in rows.columns.items():
             rows.columns[name] = self._convert(name, column)
 
-    def _convert(self, name: str, data: object, device: object = None, pin_memory: bool = False) -> Any:
+    def _convert(self, name: str, data: object, device: object = None, pin_memory: bool = False) -> object:
         if isinstance(data, dict):
             return {key: self._convert(key, part, device, pin_memory) for key, part in data.items()}
         if isinstance(data, tuple):

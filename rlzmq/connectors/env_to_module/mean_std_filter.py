@@ -195,7 +195,7 @@ class MeanStdFilter(ObservationPiece):
         """See ConnectorV2. Updates the statistics once with every row."""
         return self._filter(observations, rows.agent_id)
 
-    def _filter(self, observations: Any, agent_id: object) -> Any:
+    def _filter(self, observations: Any, agent_id: object) -> object:
         """Filter ``[N, ...]`` observations of one agent, learning from them if it should."""
         is_array = type(observations) is np.ndarray
         leaves, spec = ([observations], None) if is_array else tree_flatten(observations)

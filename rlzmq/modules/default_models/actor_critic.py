@@ -258,7 +258,7 @@ class DefaultActorCriticModule(TorchRLModule, ValueFunctionAPI, InferenceOnlyAPI
         self._separate = self.vf_encoder is not None
 
     @staticmethod
-    def _encoder(space: gym.Space[Any], config: DefaultModelConfig, where: str) -> Any:
+    def _encoder(space: gym.Space[Any], config: DefaultModelConfig, where: str) -> object:
         encoder = build_encoder(space, config, where=where)
         return RecurrentEncoder(encoder, config) if config.use_lstm else encoder
 
@@ -380,7 +380,7 @@ DenseLayer = tuple[Tensor, Tensor, Callable[[Tensor], Tensor] | None]
 _LSTM_WEIGHTS = ("weight_ih_l0", "weight_hh_l0", "bias_ih_l0", "bias_hh_l0")
 
 
-def dense_chain(module: Any) -> list[DenseLayer] | None:
+def dense_chain(module: object) -> list[DenseLayer] | None:
     """Return the layers of a policy's acting forward pass if it consists only of dense layers.
 
     Calling them one after the other (`run_chain`) is the fastest form for few environments, and returns exactly the
@@ -442,7 +442,7 @@ class RecurrentChain:
         return run_chain(self._head, features), state_out
 
 
-def recurrent_chain(module: Any) -> RecurrentChain | None:
+def recurrent_chain(module: object) -> RecurrentChain | None:
     """Return the chain of an unchanged default module with dense encoders and an LSTM; None for any other."""
     if type(module) is not DefaultActorCriticModule or not module._recurrent or module._mask.is_there:
         return None

@@ -318,7 +318,7 @@ def mismatch(obs: object, space: gym.Space[Any]) -> str | None:
     return None
 
 
-def _part(obs: Any, path: Path) -> Any:
+def _part(obs: Any, path: Path) -> object:
     for key in path:
         obs = obs[key]
     return obs
@@ -374,7 +374,7 @@ class _OneHot(nn.Module):
         return (x == self.value).float()
 
 
-def _to_vector(leaf: gym.Space[Any], path: Path, whole: gym.Space[Any], where: str) -> Any:
+def _to_vector(leaf: gym.Space[Any], path: Path, whole: gym.Space[Any], where: str) -> object:
     if isinstance(leaf, gym.spaces.Discrete):
         return _OneHot(np.array([int(leaf.n)]), np.array([int(leaf.start)]), ())
     if isinstance(leaf, gym.spaces.MultiDiscrete):

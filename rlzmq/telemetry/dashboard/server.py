@@ -384,7 +384,7 @@ def _json(content: object) -> str:
     return json.dumps(_finite(content), separators=(",", ":"))
 
 
-def _finite(content: object) -> Any:
+def _finite(content: object) -> object:
     """Return the content with NaN and infinity replaced by None, since JSON lacks them."""
     if isinstance(content, float):
         return content if math.isfinite(content) else None

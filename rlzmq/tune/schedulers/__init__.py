@@ -419,7 +419,7 @@ class PopulationBasedTraining(TrialScheduler):
             changed = dict(self.custom_explore_fn(copy.deepcopy(changed)))
         return changed
 
-    def _perturbed(self, mutation: Any, value: Any) -> Any:
+    def _perturbed(self, mutation: Any, value: Any) -> object:
         resamples = self._rng.uniform() < self.resample_probability
         if isinstance(mutation, list | tuple):
             if resamples or value not in mutation:
