@@ -239,7 +239,8 @@ class RestartPolicy:
         max_restarts: Restarts allowed within any ``window_s`` seconds; one more death gives up. 0: fail fast.
         window_s: Length of the window in seconds.
         first_delay_s: Delay before the first restart; doubled by each further one.
-        max_delay_s: Upper bound of the delay. After a life of ``window_s`` the delay is ``first_delay_s`` again.
+        max_delay_s: Upper bound of the delay, unless the first one is longer. After a life of ``window_s`` the delay
+            is ``first_delay_s`` again.
     """
 
     max_restarts: int = 5
@@ -307,7 +308,8 @@ class Supervision:
         if len(self._failures) > policy.max_restarts:
             return None
         # The exponent is limited, because many doublings would overflow a float.
-        delay_s = min(policy.first_delay_s * 2.0 ** min(self._num_doublings, 64), policy.max_delay_s)
+        delay_s = policy.first_delay_s * 2.0 ** min(self._num_doublings, 64)
+        delay_s = min(delay_s, max(policy.first_delay_s, policy.max_delay_s))
         self._num_doublings += 1
         self.incarnation += 1
         return delay_s

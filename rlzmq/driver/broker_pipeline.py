@@ -30,7 +30,7 @@ from rlzmq.actors.system import ActorSystem
 from rlzmq.config.base_config import BaseConfig
 from rlzmq.core import faults
 from rlzmq.core.errors import PeerLostError, StandstillError
-from rlzmq.core.patience import FairClock, Patience
+from rlzmq.core.patience import ANSWER_S, HEARTBEAT_S, STEP_S, FairClock, Patience
 from rlzmq.driver.driver_link import DriverLink, MetaCheck, ReportReader
 from rlzmq.driver.join_files import JoinKeys, pack_config
 from rlzmq.driver.supervision import BrokerSupervisor, Supervisor
@@ -43,10 +43,6 @@ __all__ = ["BrokerPipeline", "Watchdog"]
 
 
 _log = logging.getLogger("rlzmq.driver")
-
-_LOOK_EVERY_S = 1.0
-_STATUS_DEADLINE_S = 3.0
-_LEAST_S = 60.0
 
 
 class Watchdog:
@@ -77,8 +73,8 @@ class Watchdog:
         self._handles = handles
         self._form_anew = form_anew
         self._give_up = give_up
-        self._clock = FairClock(_LOOK_EVERY_S)
-        self._patience = Patience(_LEAST_S)
+        self._clock = FairClock(HEARTBEAT_S)
+        self._patience = Patience(2 * STEP_S)
         self._num_moves = -1
         self._has_tried = False
 
@@ -95,7 +91,7 @@ class Watchdog:
 
     async def _run(self) -> None:
         while True:
-            await asyncio.sleep(_LOOK_EVERY_S)
+            await asyncio.sleep(HEARTBEAT_S)
             progress, now = self._progress(), self._clock.now()
             num_moves = progress.num_moves if progress is not None else 0
             if num_moves != self._num_moves:
@@ -130,14 +126,11 @@ class Watchdog:
 
     async def _report(self) -> str:
         try:
-            async with asyncio.timeout(_STATUS_DEADLINE_S):
+            async with asyncio.timeout(ANSWER_S):
                 status = await self._status()
         except Exception as error:
             return f"  the broker did not answer: {error!r}"
         return "\n".join(f"  {line}" for line in status["waits"])
-
-
-_GOODBYE_S = 3.0
 
 
 class BrokerPipeline(Supervisor):
@@ -531,7 +524,7 @@ class BrokerPipeline(Supervisor):
             await self._driver.stop()
         handles = [*self._runners.handles, *self._learners.handles]
         # A stopped process does not answer, so it is killed when its actor is ended.
-        goodbyes = (handle.call("disconnect", deadline_s=_GOODBYE_S) for handle in handles)
+        goodbyes = (handle.call("disconnect", deadline_s=ANSWER_S) for handle in handles)
         await asyncio.gather(*goodbyes, return_exceptions=True)
         if self._broker is not None:
             await self._broker.stop()

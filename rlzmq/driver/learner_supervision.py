@@ -38,7 +38,7 @@ __all__ = ["LearnerSupervisor"]
 _log = logging.getLogger("rlzmq.driver")
 
 # Number of consecutive failures, without an update in between, after which a rank is no longer replaced.
-_POLICY = RestartPolicy(max_restarts=5, window_s=math.inf, first_delay_s=0.1, max_delay_s=30.0)
+_POLICY = RestartPolicy(max_restarts=5, window_s=math.inf)
 # Number of consecutive failed attempts to form a group of ranks that are all alive.
 _MAX_FAILED_FORMINGS = 5
 # Reasons for the end of a rank's connection because the run or its broker ends.

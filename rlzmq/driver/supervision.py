@@ -371,7 +371,6 @@ class BrokerSupervisor(Supervisor):
         self.num_restarts += 1
 
 
-_MAX_DELAY_S = 30.0
 _MAX_BAD_FRAGMENTS = 3
 # A runner that never worked does not get the whole budget, since its machine or env is broken.
 _MAX_FAILURES_BEFORE_ANY_WORK = 5
@@ -422,7 +421,6 @@ class RunnerSupervisor(Supervisor):
             max_restarts=config.num_consecutive_env_runner_failures_tolerance,
             window_s=math.inf,
             first_delay_s=max(config.delay_between_env_runner_restarts_s, 1e-3),
-            max_delay_s=max(_MAX_DELAY_S, config.delay_between_env_runner_restarts_s),
         )
         self._places: list[_Place] = []
         self.prepare: list[Callable[[int, Any, int], Awaitable[None]]] = []
