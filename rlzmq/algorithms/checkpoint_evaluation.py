@@ -286,14 +286,14 @@ class _VideoRecorder:
     def _end(self, **kwargs: object) -> None:
         self._num_left -= 1
 
-    def _open(self) -> object:
+    def _open(self) -> Any:
         if self.path.suffix == ".gif":
             frames_per_s = min(self._frames_per_s, _MAX_GIF_FPS)
             return self._imageio.get_writer(self.path, duration=1000 / frames_per_s, loop=0)
         return self._imageio.get_writer(self.path, fps=self._frames_per_s, macro_block_size=2)
 
 
-def _env_with_pictures(env: object, settings: Mapping[str, Any]) -> object:
+def _env_with_pictures(env: object, settings: Mapping[str, Any]) -> Any:
     label = resolve_env(env).label
     how = f"video: {label} makes no pictures with env_config={{'render_mode': 'rgb_array'}}"
     try:

@@ -63,6 +63,6 @@ def _kind_of(name: str) -> object:
     return with_field_help(kind or next(iter(kinds.values())), None)
 
 
-def _one_of(kinds: dict[str, Any]) -> object:
+def _one_of(kinds: dict[str, Any]) -> Any:
     marked: list[Any] = [Annotated[kind, tyro.conf.subcommand(name=name)] for name, kind in kinds.items()]
     return functools.reduce(operator.or_, marked)

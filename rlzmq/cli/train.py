@@ -233,7 +233,7 @@ def _prestart() -> None:
     forkserver.prestart()
 
 
-def _parse(algorithm: str, arguments: list[str]) -> object:
+def _parse(algorithm: str, arguments: list[str]) -> Any:
     from rlzmq.algorithms.registry import get_config_class
     from rlzmq.cli.options import options_type
 
@@ -561,7 +561,7 @@ def _nothing_to_resume(place: str | Path, found: Found) -> CheckpointError:
     )
 
 
-def _build(config: AlgorithmConfig, checkpoint: Path | None) -> object:
+def _build(config: AlgorithmConfig, checkpoint: Path | None) -> Any:
     from rlzmq.algorithms.checkpoints import with_stored_seed
 
     algorithm = (config if checkpoint is None else with_stored_seed(config, checkpoint)).build()

@@ -270,7 +270,7 @@ def _marked(name: str, plain: dict[str, Any]) -> dict[str, Any]:
     return plain
 
 
-def _class_of(plain: dict[str, Any], key: str, trust: Trust) -> object:
+def _class_of(plain: dict[str, Any], key: str, trust: Trust) -> Any:
     named = plain.get(key)
     return None if named is None else find_code(str(named).removeprefix(CODE_MARK), trust, object)
 

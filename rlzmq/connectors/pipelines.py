@@ -680,7 +680,7 @@ def _checked(piece: object) -> ConnectorV2:
     return piece
 
 
-def _copied(data: Any) -> object:
+def _copied(data: Any) -> Any:
     """Return a deep copy with detached tensors, since torch deep-copies only leaf tensors."""
     tensors = [value for value in _leaves(data) if hasattr(value, "detach")]
     return copy.deepcopy(data, {id(tensor): tensor.detach().clone() for tensor in tensors})

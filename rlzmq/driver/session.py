@@ -110,7 +110,7 @@ class Session:
         self.pipeline.accounting = self.accounting
         await self.pipeline.start()
 
-    async def _open_door(self) -> object:
+    async def _open_door(self) -> JoinKeys | None:
         """Create keys for external peers and return the listener for learners; None without external peers."""
         if self.config.listen is None:
             return None

@@ -344,7 +344,7 @@ def _to_plain(value: object) -> object:
     return value.detach().cpu().numpy().copy() if isinstance(value, Tensor) else value
 
 
-def _from_plain(value: object) -> object:
+def _from_plain(value: object) -> Any:
     # as_tensor would share a read-only buffer
     return torch.tensor(value) if hasattr(value, "dtype") else value
 

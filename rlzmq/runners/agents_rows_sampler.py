@@ -153,7 +153,9 @@ class AgentsRowsSampler(EpisodicSampler):
         return actions, acts
 
     @staticmethod
-    def _compute(store: ModuleStore, block: object, rows: list[tuple[int, AgentRecord]], t: int) -> object:
+    def _compute(
+        store: ModuleStore, block: object, rows: list[tuple[int, AgentRecord]], t: int
+    ) -> tuple[dict[str, Any], Any]:
         """Return the module's columns and its next state; see `ModuleStep`."""
         is_stateful = store.module_step.is_stateful
         state = gather_states([record.state for _, record in rows]) if is_stateful else None

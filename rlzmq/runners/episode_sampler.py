@@ -64,12 +64,12 @@ class EpisodeSampler(EpisodicSampler):
         self._to_module = self._module_observations = None
         self._templates: dict[Any, dict[str, Any]] = {}  # module id -> output -> zeros of one item
 
-    def _new_episode(self, index: int) -> object:
+    def _new_episode(self, index: int) -> Any:
         episode = self._make_episode()
         self._call("on_episode_created", episode, index)
         return episode
 
-    def _make_episode(self) -> object:
+    def _make_episode(self) -> Any:
         return SingleAgentEpisode(
             id_=self.runner.new_episode_id(),
             observation_space=self.env.single_observation_space,

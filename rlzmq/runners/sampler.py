@@ -89,7 +89,7 @@ class EpisodicSampler(Sampler):
     # -- defined by subclasses -----------------------------------------------------------------
 
     @abc.abstractmethod
-    def _new_episode(self, index: int) -> object:
+    def _new_episode(self, index: int) -> Any:
         """Return a new episode of env ``index``, not reset yet."""
 
     @abc.abstractmethod

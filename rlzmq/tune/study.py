@@ -20,13 +20,17 @@ import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from rlzmq.config.search_space import Categorical, Function, GridSearch, Numeric, SearchObject
 from rlzmq.core.errors import ConfigurationError
 from rlzmq.core.process import process_space, start_mark
 from rlzmq.telemetry.runs import Mode
 from rlzmq.tune.search import Searcher, labels_of, load_optuna
+
+if TYPE_CHECKING:
+    from optuna.trial import FrozenTrial
+    from optuna.trial import Trial as OptunaTrial
 
 __all__ = ["Claim", "EndedTrial", "Status", "Study"]
 
@@ -279,7 +283,7 @@ class Study:
             self._searcher.fixed(self._space, index, self.seed), user_attrs={_INDEX: index}
         )
 
-    def _waiting_copy(self, trial: Any, again: int) -> Any:
+    def _waiting_copy(self, trial: FrozenTrial, again: int) -> Any:
         """Return a waiting entry with the parameters of an earlier one.
 
         Args:
@@ -294,7 +298,7 @@ class Study:
             | {"again": again},
         )
 
-    def _is_lost(self, trial: Any) -> bool:
+    def _is_lost(self, trial: FrozenTrial) -> bool:
         return trial.state == self._optuna.trial.TrialState.FAIL and _ENDED not in trial.user_attrs
 
     def _is_duplicate(self, index: int, number: int) -> bool:
@@ -316,7 +320,7 @@ class Study:
             return False  # it has ended already, or another driver ends it right now
         return True
 
-    def _suggested(self, trial: Any) -> Iterator[tuple[str, Any]]:
+    def _suggested(self, trial: OptunaTrial) -> Iterator[tuple[str, Any]]:
         for path, item in self._space.items():
             if isinstance(item, GridSearch | Categorical):
                 labels = labels_of(item.values)
@@ -343,7 +347,7 @@ class Study:
         return now - since < _GRACE_S
 
 
-def _suggest_number(trial: Any, path: str, item: Numeric) -> float:
+def _suggest_number(trial: OptunaTrial, path: str, item: Numeric) -> float:
     if item.scale == "normal":
         return float(trial.suggest_float(path, 0.0, 1.0))
     is_log = item.scale == "log"

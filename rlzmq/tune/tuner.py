@@ -483,7 +483,7 @@ def _signed_part(stored: Mapping[str, Any]) -> bytes:
     return json.dumps({**stored, "signature": ""}, sort_keys=True).encode()
 
 
-def _space_from_stored(stored: Mapping[str, Any], folder: Path) -> object:
+def _space_from_stored(stored: Mapping[str, Any], folder: Path) -> Any:
     space = stored["param_space"]
     trust = Trust(is_full=is_signed("experiment", _signed_part(stored), stored.get("signature")))
     if "space" in space:

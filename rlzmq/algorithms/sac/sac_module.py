@@ -169,7 +169,7 @@ class DefaultSACModule(TorchRLModule, TargetNetworkAPI, InferenceOnlyAPI):
         return outputs.amin(1).squeeze(-1)
 
 
-def _encoder(space: gym.Space[Any], config: DefaultModelConfig, where: str) -> object:
+def _encoder(space: gym.Space[Any], config: DefaultModelConfig, where: str) -> Any:
     return build_encoder(space, config, where=where)
 
 

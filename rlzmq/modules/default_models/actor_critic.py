@@ -258,7 +258,7 @@ class DefaultActorCriticModule(TorchRLModule, ValueFunctionAPI, InferenceOnlyAPI
         self._separate = self.vf_encoder is not None
 
     @staticmethod
-    def _encoder(space: gym.Space[Any], config: DefaultModelConfig, where: str) -> object:
+    def _encoder(space: gym.Space[Any], config: DefaultModelConfig, where: str) -> Any:
         encoder = build_encoder(space, config, where=where)
         return RecurrentEncoder(encoder, config) if config.use_lstm else encoder
 

@@ -374,7 +374,7 @@ class _OneHot(nn.Module):
         return (x == self.value).float()
 
 
-def _to_vector(leaf: gym.Space[Any], path: Path, whole: gym.Space[Any], where: str) -> object:
+def _to_vector(leaf: gym.Space[Any], path: Path, whole: gym.Space[Any], where: str) -> Any:
     if isinstance(leaf, gym.spaces.Discrete):
         return _OneHot(np.array([int(leaf.n)]), np.array([int(leaf.start)]), ())
     if isinstance(leaf, gym.spaces.MultiDiscrete):
