@@ -128,8 +128,8 @@ _FLAGS = _by_word(
         "--num-learners 2 --num-gpus-per-learner 1": "multi_gpu distributed ddp",
         "--max-concurrent-trials NUMBER | --num-env-runners NUMBER | --env-runners NUMBER": "jobs n_jobs",
         "--num-env-runners NUMBER | --env-runners NUMBER": (
-            "num_cpus threads runners num_env_runners num_workers workers nproc ray_num_cpus num_processes "
-            "parallel_envs"
+            "num_cpus threads runners num_runners count num_env_runners num_workers workers nproc ray_num_cpus "
+            "num_processes parallel_envs"
         ),
         "--num-env-runners 0": "local_mode",
         "--num-envs-per-env-runner NUMBER | --envs-per-env-runner NUMBER": (
