@@ -136,7 +136,7 @@ class _Executor(ThreadPoolExecutor):
     ``atexit.register(algo.stop)`` needs one.
     """
 
-    def submit(self, function: Callable[..., T], /, *args: Any, **kwargs: Any) -> Future[T]:
+    def submit(self, function: Callable[..., T], /, *args: object, **kwargs: object) -> Future[T]:
         """See ThreadPoolExecutor. At exit, the function runs at once, in the calling thread."""
         try:
             return super().submit(function, *args, **kwargs)

@@ -160,7 +160,7 @@ def evaluate_checkpoint(
     config: BaseConfig | None = None,
     trust: Collection[str] = (),
     module_class: type | Mapping[str, type] | None = None,
-    **settings: Any,
+    **settings: object,
 ) -> CheckpointScores:
     """Evaluate a checkpoint's policy in this process.
 
@@ -275,7 +275,7 @@ class _VideoRecorder:
         if self._writer is not None:
             self._writer.close()
 
-    def _add(self, *, env: Any, env_index: int, **kwargs: Any) -> None:
+    def _add(self, *, env: Any, env_index: int, **kwargs: object) -> None:
         if self._num_left < 1 or env_index:
             return
         frame = _first(env.envs[0].render() if hasattr(env, "envs") else env.render())

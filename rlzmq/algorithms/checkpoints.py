@@ -198,7 +198,7 @@ _MODULES = "learner_group/learner/rl_module"
 
 
 def write_algorithm(
-    path: str | Path | None, algorithm: Any, config: BaseConfig, state: Mapping[str, Any]
+    path: str | Path | None, algorithm: object, config: BaseConfig, state: Mapping[str, Any]
 ) -> str:
     """Write state and config as one checkpoint and return its absolute path.
 
@@ -217,7 +217,7 @@ def write_algorithm(
 
 
 def to_components(
-    algorithm: Any, config: BaseConfig, state: Mapping[str, Any]
+    algorithm: object, config: BaseConfig, state: Mapping[str, Any]
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return the arguments of `write_checkpoint`: components (state and config) and metadata for the manifest."""
     stored = config.to_stored(without=PLACES)

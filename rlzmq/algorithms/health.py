@@ -334,7 +334,7 @@ def _module_numbers(
     }
 
 
-def _get(values: Any, path: str, default: float = 0.0) -> float:
+def _get(values: object, path: str, default: float = 0.0) -> float:
     """Return the number at a path such as ``a/b`` of nested dicts."""
     for name in path.split("/"):
         values = values.get(name) if isinstance(values, Mapping) else None

@@ -115,7 +115,7 @@ class Iterations:
         self._num_training_step_calls = 0
         self._num_steps_before = self.num_env_steps_lifetime
 
-    def add_training_step(self, returned: Any, seconds: float) -> None:
+    def add_training_step(self, returned: object, seconds: float) -> None:
         """Record the end of a `training_step`, and what its own calls of the groups have sampled and trained.
 
         Raises:

@@ -190,7 +190,7 @@ def convert_to_numpy(x: object, reduce_type: bool = False) -> Any:
     return _of_leaves(converted, x)
 
 
-def convert_to_torch_tensor(x: Any, device: Any = None, **options: Any) -> Any:
+def convert_to_torch_tensor(x: Any, device: Any = None, **options: object) -> Any:
     """Return the tree with arrays and numbers as tensors, on the device."""
     return _of_leaves(lambda leaf: leaf if leaf is None else torch.as_tensor(leaf, device=device), x)
 
@@ -202,7 +202,7 @@ def _of_leaves(function: Callable[[Any], Any], tree: object) -> object:
     return tree_map(lambda leaf: _of_leaves(function, leaf) if type(leaf) is list else function(leaf), tree)
 
 
-def one_hot(x: Any, space: Any) -> Any:
+def one_hot(x: object, space: Any) -> Any:
     """Return the one-hots, float32, of numbers in a Discrete or MultiDiscrete space, or below `space`."""
     numbers = torch.as_tensor(x)
     if isinstance(space, gym.spaces.MultiDiscrete):

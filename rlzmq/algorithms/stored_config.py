@@ -494,7 +494,7 @@ class _StoredMapping:
     def __init__(self, agents: Any) -> None:
         self._modules = dict(agents)
 
-    def __call__(self, agent_id: Any, episode: Any = None, **kwargs: object) -> str:
+    def __call__(self, agent_id: object, episode: object = None, **kwargs: object) -> str:
         if agent_id not in self._modules:
             raise ConfigurationError(
                 f"the checkpoint does not say which module acts for agent {agent_id!r}, because that depends on the "

@@ -107,7 +107,7 @@ class BatchItemMethods:
     def add_batch_item(
         batch: dict[str, Any],
         column: str,
-        item_to_add: Any,
+        item_to_add: object,
         single_agent_episode: SingleAgentEpisode | None = None,
     ) -> None:
         """Append one item to a column, under the episode's key.
@@ -128,7 +128,7 @@ class BatchItemMethods:
     def add_n_batch_items(
         batch: dict[str, Any],
         column: str,
-        items_to_add: Any,
+        items_to_add: object,
         num_items: int,
         single_agent_episode: SingleAgentEpisode | None = None,
     ) -> None:
@@ -154,7 +154,7 @@ class BatchItemMethods:
             _items_of(batch, column, key).extend(items_to_add)
             return
 
-        def tag(leaf: Any) -> Any:
+        def tag(leaf: object) -> Any:
             array = BatchedNdArray(leaf)
             if array.ndim == 0 or len(array) != num_items:
                 raise ValueError(

@@ -109,14 +109,14 @@ class CallWatch:
     def _counting_steps(self, method: Callable[..., Any], tells: bool) -> Callable[..., Any]:
         clock = time.monotonic
 
-        def step(*args: Any, **kwargs: Any) -> Any:
+        def step(*args: object, **kwargs: object) -> Any:
             result = method(*args, **kwargs)
             self._moved_at = clock()
             self._num_returned += 1
             self._num_steps += 1
             return result
 
-        def step_elsewhere(*args: Any, **kwargs: Any) -> Any:
+        def step_elsewhere(*args: object, **kwargs: object) -> Any:
             result = step(*args, **kwargs)
             self._begins_episodes = bool(np.any(result[2]) or np.any(result[3]))
             return result

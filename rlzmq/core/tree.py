@@ -76,7 +76,7 @@ def tree_rows(tree: Any, rows: Any) -> Any:
     return tree_map(lambda leaf: leaf[rows], tree) if isinstance(tree, (dict, tuple)) else tree[rows]
 
 
-def tree_leaves(tree: Any) -> list[Any]:
+def tree_leaves(tree: object) -> list[Any]:
     """Return the leaves of ``tree``, with dicts in sorted key order."""
     if not isinstance(tree, (dict, tuple)):
         return [tree]
@@ -94,7 +94,7 @@ def tree_flatten(tree: Any) -> tuple[list[Any], Any]:
     return leaves, spec
 
 
-def check_same_structure(expected: Any, actual: object) -> None:
+def check_same_structure(expected: object, actual: object) -> None:
     """Raise ValueError if ``actual`` does not have the nodes of ``expected``."""
     nested = is_nested(expected)
     if nested != is_nested(actual):
@@ -114,14 +114,14 @@ def value_kind(dtype: np.dtype[Any]) -> str:
     return "number" if dtype.kind in "biufc" else "string" if dtype.kind in "SUT" else dtype.kind
 
 
-def as_numpy(leaf: Any) -> Any:
+def as_numpy(leaf: object) -> Any:
     """Convert a tensor (or anything array-like) to a numpy array."""
     if hasattr(leaf, "detach"):
         return leaf.detach().cpu().numpy()
     return np.asarray(leaf)
 
 
-def num_items(batch: Any) -> int:
+def num_items(batch: object) -> int:
     """Return the number of items in a batched tree: the common first dimension of its leaves.
 
     Raises:
@@ -224,7 +224,7 @@ def tree_unstack(batch: Any) -> list[Any]:
 def tree_zeros_like(tree: object, lead: tuple[int, ...] = ()) -> Any:
     """Return zeros with every leaf's shape and dtype, with ``lead`` as additional first dimensions."""
 
-    def zeros(leaf: Any) -> np.ndarray:
+    def zeros(leaf: object) -> np.ndarray:
         array = np.asarray(leaf)
         return np.zeros((*lead, *array.shape), array.dtype)
 

@@ -455,7 +455,7 @@ class _Difference:
         self.num_rows = self.num_choices = self.num_different = self.num_ties = 0
         self.largest = 0.0
 
-    def add(self, expected: Any, actual: Any, dist_inputs: Any) -> float:
+    def add(self, expected: object, actual: object, dist_inputs: Any) -> float:
         """Compare a batch of actions; return the largest difference of floats, in the units of `TOLERANCE`."""
         first, worst = 0, 0.0
         leaves = list(zip(self._spaces, tree_leaves(expected), tree_leaves(actual), strict=True))

@@ -268,7 +268,7 @@ class EpisodeGraph:
         )
         return {_NUM_STEPS: memory[_NUM_STEPS] + 1, **shifted}
 
-    def _continued(self, observation: Any, memory: Mapping[str, Any], reward: Any) -> object:
+    def _continued(self, observation: object, memory: Mapping[str, Any], reward: Any) -> object:
         num_steps = int(memory[_NUM_STEPS])
         known = min(num_steps, self._lookback)
         past = {

@@ -166,7 +166,7 @@ def one_more(
     config: BaseConfig,
     module_spec: Any,
     module_id: str,
-    new: Any,
+    new: object,
     *,
     config_overrides: Mapping[str, Any] | None,
     new_should_module_be_updated: object,

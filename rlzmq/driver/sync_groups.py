@@ -44,7 +44,7 @@ class LearnerGroup(_OwnProcesses, Synchronous[AsyncLearnerGroup], Checkpointable
 
     checkpoint_name: ClassVar[str] = LEARNER_PATH
 
-    def __init__(self, *, config: BaseConfig, module_spec: Any) -> None:
+    def __init__(self, *, config: BaseConfig, module_spec: object) -> None:
         self._begin(
             config, config.num_learners, lambda system: AsyncLearnerGroup(config, module_spec, system=system)
         )
@@ -106,7 +106,7 @@ class EnvRunnerGroup(_OwnProcesses, Synchronous[AsyncEnvRunnerGroup]):
     get_metrics: Final = blocking(AsyncEnvRunnerGroup.get_metrics)
     sync_env_runner_states: Final = blocking(AsyncEnvRunnerGroup.sync_env_runner_states)
 
-    def sample_batches(self, **options: Any) -> list[Any]:
+    def sample_batches(self, **options: object) -> list[Any]:
         """Sample; see AsyncEnvRunnerGroup.sample_batches."""
         return self._run(self._async.sample_batches(**options))  # type: ignore[no-any-return]
 
@@ -114,7 +114,7 @@ class EnvRunnerGroup(_OwnProcesses, Synchronous[AsyncEnvRunnerGroup]):
         self,
         policies: Collection[str] | None = None,
         from_worker_or_learner_group: object = None,
-        **options: Any,
+        **options: object,
     ) -> None:
         """Send weights to all runners (see RunnerCalls.sync_weights)."""
         source = from_worker_or_learner_group

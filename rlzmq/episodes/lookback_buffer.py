@@ -749,7 +749,7 @@ def _as_index(index: Any) -> int:
         ) from None
 
 
-def _spread(found: np.ndarray, size: int, where: Any, fill: Any) -> np.ndarray:
+def _spread(found: np.ndarray, size: int, where: Any, fill: object) -> np.ndarray:
     """Return ``found`` at ``where`` in an array of ``size`` items, with ``fill`` everywhere else."""
     spread = _full((size, *found.shape[1:]), fill, found.dtype)
     spread[where] = found

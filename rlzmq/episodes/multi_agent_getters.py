@@ -31,7 +31,7 @@ class _Column:
 
     __slots__ = ("buffer", "hanging", "hot", "num_raw")
 
-    def __init__(self, buffer: Any, hanging: Any, hot: bool) -> None:
+    def __init__(self, buffer: Any, hanging: object, hot: bool) -> None:
         self.buffer = buffer
         self.hanging = hanging
         self.hot = hot

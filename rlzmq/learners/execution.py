@@ -92,7 +92,7 @@ class LearnerCompiler:
         """Return a learner's function of a minibatch's losses, compiled with its backward pass."""
         return self._compile_in_parts(losses)
 
-    def compile_module(self, module: Any) -> None:
+    def compile_module(self, module: object) -> None:
         """Compile the module's training forward pass. Modules without one are unchanged."""
         if isinstance(module, torch.nn.Module):
             forward = self._compile_in_parts(module._forward_train)  # type: ignore[arg-type]
@@ -185,7 +185,7 @@ class MixedPrecision:
 
         return run
 
-    def _to_float32(self, leaf: Any) -> object:
+    def _to_float32(self, leaf: object) -> object:
         return leaf.float() if isinstance(leaf, Tensor) and leaf.dtype is self._dtype else leaf
 
 

@@ -231,7 +231,7 @@ class OfflineShards(BatchSource):
         """Number of completed epochs."""
         return self.progress.num_drawn // self.num_batches_per_epoch
 
-    def add(self, episodes: Any) -> None:
+    def add(self, episodes: object) -> None:
         if num_env_steps_of(episodes):
             raise ConfigurationError(
                 "OfflineShards trains on files only: expected an update plan without fresh env steps."
@@ -271,7 +271,7 @@ class OfflineShards(BatchSource):
     def checkpoint(self) -> Any:
         """Return None: the learner restores `progress`."""
 
-    def rollback(self, checkpoint: Any) -> None:
+    def rollback(self, checkpoint: object) -> None:
         """Do nothing."""
 
 

@@ -362,7 +362,7 @@ class Ranks:
         """Whether this rank waits for its peers; may be read from any thread."""
         return self.group is not None and self.group.is_waiting
 
-    def gather(self, value: Any) -> list[Any]:
+    def gather(self, value: object) -> list[Any]:
         """Return every rank's plain value, in rank order. A collective."""
         if self.group is None:
             return [value]

@@ -71,7 +71,7 @@ class BatchSource(ABC):
         """
 
     @abstractmethod
-    def add(self, episodes: Any) -> None:
+    def add(self, episodes: object) -> None:
         """Add an update's fresh data: an EpisodeBatch, a list of them, or a list of episodes."""
 
     @abstractmethod
@@ -127,7 +127,7 @@ class BatchSource(ABC):
         """Return further counts for the results, under RLlib's names; {}: there are none."""
         return {}
 
-    def update_priorities(self, module_id: str, td_errors: Any, keys: Any) -> None:  # noqa: B027
+    def update_priorities(self, module_id: str, td_errors: object, keys: object) -> None:  # noqa: B027
         """Update the priorities of a module's drawn steps. Ignored by sources that do not draw by priority.
 
         Args:
@@ -141,7 +141,7 @@ class BatchSource(ABC):
         """Return the data that `rollback` needs. Cheap: no data is copied."""
 
     @abstractmethod
-    def rollback(self, checkpoint: Any) -> None:
+    def rollback(self, checkpoint: object) -> None:
         """Restore the source to a result of `checkpoint`."""
 
     def get_state(self) -> dict[str, Any]:
@@ -165,7 +165,7 @@ class FreshBatch(BatchSource):
         super().__init__()
         self._episodes: Any = None
 
-    def add(self, episodes: Any) -> None:
+    def add(self, episodes: object) -> None:
         self._episodes = episodes
 
     def plan_batches(self, num_fresh: int, num_ranks: int) -> int:
@@ -178,7 +178,7 @@ class FreshBatch(BatchSource):
     def checkpoint(self) -> Any:
         return self._episodes
 
-    def rollback(self, checkpoint: Any) -> None:
+    def rollback(self, checkpoint: object) -> None:
         self._episodes = checkpoint
 
 
@@ -206,7 +206,7 @@ class CircularBuffer(BatchSource):
         """Number of draws possible without a fresh batch."""
         return sum(uses for _, uses in self._slots)
 
-    def add(self, episodes: Any) -> None:
+    def add(self, episodes: object) -> None:
         self._slots = (*self._slots, (episodes, self._iterations))[-self._capacity :]
         self._num_added += num_env_steps_of(episodes)
 

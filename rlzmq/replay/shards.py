@@ -572,7 +572,7 @@ def import_from_minari(
     return num_episodes
 
 
-def export_to_minari(paths: str | Path | Sequence[str | Path], dataset_id: str, **options: Any) -> Any:
+def export_to_minari(paths: str | Path | Sequence[str | Path], dataset_id: str, **options: object) -> Any:
     """Create a Minari dataset from recorded episodes, with actions in the environment's range.
 
     Args:

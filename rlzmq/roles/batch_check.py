@@ -284,7 +284,7 @@ def _check_leaf(column: NDArray[Any] | None, leaf: _Leaf, name: str, slots: NDAr
         raise ValueError(f"{where}: expected values of {leaf.space}, got {values[is_bad][0]}")
 
 
-def _leaf_at(column: Any, path: tuple[Any, ...]) -> Any:
+def _leaf_at(column: object, path: tuple[Any, ...]) -> Any:
     """Return the array at this path of a column, or None if the column has another structure."""
     for key in path:
         if isinstance(column, dict):

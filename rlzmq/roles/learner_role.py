@@ -66,7 +66,7 @@ class LearnerRole(PeerRole):
     def __init__(
         self,
         config: BaseConfig,
-        module_spec: Any,
+        module_spec: object,
         rank: int = 0,
         num_ranks: int = 1,
         incarnation: int = 0,

@@ -84,7 +84,7 @@ class EnvRunnerRole(PeerRole):
 
     # -- on the actor's thread ------------------------------------------------------------------
 
-    def sample(self, **kwargs: Any) -> Any:
+    def sample(self, **kwargs: object) -> Any:
         """See EnvRunner.sample_batch."""
         with self._work():
             return self.env_runner.sample_batch(**kwargs)

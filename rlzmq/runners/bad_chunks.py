@@ -25,7 +25,7 @@ _MAX_LOOKED_AT = 100
 class _Runner(FailingRunner, Protocol):
     def _drop_unfinished_episodes(self) -> None: ...
 
-    def _way_to(self, batch: Any, value: BadValue) -> Reproduction | None: ...
+    def _way_to(self, batch: object, value: BadValue) -> Reproduction | None: ...
 
 
 class BadChunks:
@@ -70,7 +70,7 @@ class BadChunks:
             self._runner._drop_unfinished_episodes()
         return rest, num_left_out
 
-    def _stop(self, batch: Any, found: BadValues) -> None:
+    def _stop(self, batch: object, found: BadValues) -> None:
         value, way = self._best_known(batch, found)
         values = f"{self._num_bad:.0f} such values in {self._num_steps:.0f} env steps"
         share = (
@@ -90,7 +90,7 @@ class BadChunks:
         failure.way_there = way  # type: ignore[attr-defined]
         raise failure
 
-    def _tell(self, batch: Any, found: BadValues, num_left_out: int) -> None:
+    def _tell(self, batch: object, found: BadValues, num_left_out: int) -> None:
         now = time.perf_counter()
         self._num_untold += num_left_out
         if not self._num_untold or (self._told_at is not None and now - self._told_at < _LOG_EVERY_S):
@@ -104,7 +104,7 @@ class BadChunks:
         )
         self._told_at, self._num_untold = now, 0
 
-    def _best_known(self, batch: Any, found: BadValues) -> tuple[BadValue, Reproduction | None]:
+    def _best_known(self, batch: object, found: BadValues) -> tuple[BadValue, Reproduction | None]:
         """Return a value that can be reproduced, if there is one, else the first value."""
         of_envs = [value for value in found.values if value.is_of_env][:_MAX_LOOKED_AT]
         for value in of_envs:

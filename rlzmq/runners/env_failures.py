@@ -64,7 +64,7 @@ class Reproduction:
     actions: list[Any]
 
     @classmethod
-    def of_way(cls, way: Way, rows: Any) -> Reproduction:
+    def of_way(cls, way: Way, rows: object) -> Reproduction:
         """Create from a way and a selection of its actions, leaves ``[T, ...]``."""
         actions = [] if rows is None else [_plain(row) for row in tree_unstack(rows)]
         return cls(way.seed, way.random, actions)
@@ -255,7 +255,7 @@ def close_env(env: Any, worker_index: int) -> None:
                 _log.debug("Another one raised in close().", exc_info=True)
 
 
-def _plain(action: Any) -> Any:
+def _plain(action: object) -> Any:
     """Return an action as Python values, which are shorter to read and equivalent for the environment."""
     action = tree_map(np.asarray, action)
     return tree_map(lambda leaf: leaf.item() if leaf.ndim == 0 else leaf.tolist(), action)

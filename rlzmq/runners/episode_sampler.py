@@ -107,7 +107,7 @@ class EpisodeSampler(EpisodicSampler):
         super()._begin_episode(index)
         self._prev_chunks[index] = []
 
-    def _finish_episode(self, index: int, episode: Any, last_step: int) -> None:
+    def _finish_episode(self, index: int, episode: object, last_step: int) -> None:
         self._call("on_episode_end", episode, index, prev_episode_chunks=self._prev_chunks[index])
         super()._finish_episode(index, episode, last_step)
         if (recorded := recorded_return(self._last_info(episode))) is not None:
@@ -487,5 +487,5 @@ class AgentsEpisodeSampler(EpisodeSampler):
         return EpisodeBatch.from_episodes(episodes)
 
 
-def _copy(leaf: Any) -> object:
+def _copy(leaf: object) -> object:
     return leaf.copy() if isinstance(leaf, np.ndarray) else leaf

@@ -64,7 +64,7 @@ class ModuleStep:
         """Return the module's initial state for ``num_rows`` rows: a tree of tensors ``[num_rows, ...]``."""
         return tree_map(lambda leaf: leaf.unsqueeze(0).repeat(num_rows, *[1] * leaf.dim()), self.initial_row)
 
-    def reset_rows(self, state: Any, rows: NDArray[np.int64]) -> Any:
+    def reset_rows(self, state: object, rows: NDArray[np.int64]) -> Any:
         """Return a copy of the state with the given rows set to the initial state."""
         index = torch.from_numpy(rows)
 
@@ -90,7 +90,7 @@ class ModuleStep:
         with torch.inference_mode():
             return self._forward(batch, t=t) if self._explore else self._forward(batch)
 
-    def __call__(self, observations: Any, state: Any, t: int) -> tuple[dict[str, Any], Any]:
+    def __call__(self, observations: object, state: object, t: int) -> tuple[dict[str, Any], Any]:
         """Compute actions.
 
         Args:
@@ -111,7 +111,7 @@ class ModuleStep:
         finally:
             guard.__exit__(None, None, None)
 
-    def act(self, observations: Any, state: Any, t: int) -> tuple[dict[str, Any], Any]:
+    def act(self, observations: object, state: object, t: int) -> tuple[dict[str, Any], Any]:
         """Compute actions like `__call__`, which only adds torch's inference mode."""
         if observations is self._seen:
             inputs = self._seen_tensor  # shares the array's memory
@@ -238,7 +238,7 @@ class ModuleStep:
         return tensor if self._device is None else tensor.to(self._device)
 
 
-def _as_array(leaf: Any) -> NDArray[Any]:
+def _as_array(leaf: object) -> NDArray[Any]:
     return leaf.detach().cpu().numpy() if isinstance(leaf, torch.Tensor) else np.asarray(leaf)
 
 
@@ -246,10 +246,10 @@ def _add_time(leaf: torch.Tensor) -> torch.Tensor:
     return leaf.unsqueeze(1)
 
 
-def to_numpy(leaf: Any) -> Any:
+def to_numpy(leaf: object) -> Any:
     """Return a tensor's values as an array (a view if possible); convert anything else with numpy."""
     return leaf.cpu().numpy() if isinstance(leaf, torch.Tensor) else np.asarray(leaf)
 
 
-def _without_time(leaf: Any) -> object:
+def _without_time(leaf: object) -> object:
     return to_numpy(leaf)[:, 0]

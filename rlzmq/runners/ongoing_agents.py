@@ -44,7 +44,7 @@ class GrowingColumn:
 
     __slots__ = ("_array", "_capacity", "_leaves", "_row_shape", "_spec", "num_rows")
 
-    def __init__(self, example: Any, capacity: int = 0) -> None:
+    def __init__(self, example: object, capacity: int = 0) -> None:
         self._capacity = max(capacity, _FEWEST_ROWS)
         leaves, self._spec = tree_flatten(example)
         self._leaves = [np.empty((self._capacity, *np.shape(leaf)[1:]), leaf.dtype) for leaf in leaves]
@@ -70,7 +70,7 @@ class GrowingColumn:
         self.num_rows = end
         return True
 
-    def append(self, block: Any, num_rows: int) -> None:
+    def append(self, block: object, num_rows: int) -> None:
         """Add a block of `num_rows` rows.
 
         Raises:
@@ -144,7 +144,7 @@ class ModuleStore:
         self.num_observations: int = 0
         self.num_acts: int = 0
 
-    def add_observations(self, block: Any, num_rows: int) -> None:
+    def add_observations(self, block: object, num_rows: int) -> None:
         """Append a block of observations, leaves ``[num_rows, ...]``."""
         if self._observations is None:
             self._observations = GrowingColumn(block)
@@ -194,12 +194,12 @@ class ModuleStore:
                 if name != Columns.ACTIONS:
                     self.templates.setdefault(name, tree_map(lambda leaf: np.zeros_like(leaf[0]), value))
 
-    def observations(self, rows: Any) -> Any:
+    def observations(self, rows: object) -> Any:
         """Return the observations in the given rows, leaves ``[*rows.shape, ...]``."""
         assert self._observations is not None
         return self._observations.take(np.asarray(rows, np.int64))
 
-    def acts(self, rows: Any) -> dict[str, Any]:
+    def acts(self, rows: object) -> dict[str, Any]:
         """Return all columns of the acts in the given rows, leaves ``[*rows.shape, ...]``."""
         index = np.asarray(rows, np.int64)
         return {name: column.take(index) for name, column in self._acts.items()}

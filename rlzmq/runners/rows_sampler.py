@@ -300,7 +300,7 @@ class RowsSampler(Sampler):
 
     # -- off the hot path ----------------------------------------------------------------------
 
-    def _begin_with(self, block: ColumnBlock, observations: Any, slot: int) -> None:
+    def _begin_with(self, block: ColumnBlock, observations: object, slot: int) -> None:
         """Put the observations of a reset of all envs through the pieces and into their slot."""
         is_first = np.ones(self.num_envs, np.bool_)
         self._module_observations = stored = observations
@@ -310,7 +310,7 @@ class RowsSampler(Sampler):
         if self._has_pieces:
             self._module_observations = self._env_to_module.read(stored, self._rows)
 
-    def _to_store(self, observations: Any, slot: int, is_first: BoolArray) -> object:
+    def _to_store(self, observations: object, slot: int, is_first: BoolArray) -> object:
         """Return what the pieces make of observations, and move the rows there; readers come after storing."""
         self._num_previous += 1
         self._num_previous[is_first] = 0
@@ -408,7 +408,7 @@ class ColumnBlock:
         self.num_slots: int = num_slots
         self.columns: dict[str, Any] = {}
 
-    def writer(self, name: str, example: Any = None) -> Writer:
+    def writer(self, name: str, example: object = None) -> Writer:
         """Return ``write(slot, values)`` for values ``[num_envs, ...]`` of a column.
 
         Args:

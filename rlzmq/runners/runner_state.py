@@ -157,7 +157,7 @@ class EnvRunnerState(Checkpointable, abc.ABC):
 
     def set_weights(
         self,
-        buffer: Any,
+        buffer: object,
         version: int,
         generation: int = 0,
         num_env_steps: int | None = None,

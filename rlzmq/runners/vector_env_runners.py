@@ -132,7 +132,7 @@ class VectorStepper:
         observations, infos = self.reset(seed)
         return _items(observations), [infos.get(index, {}) for index in range(self.num_envs)]
 
-    def step_rows(self, actions: Any) -> Sequence[tuple[Any, ...]]:
+    def step_rows(self, actions: object) -> Sequence[tuple[Any, ...]]:
         """Make one vector step; return observation, reward, terminated, truncated and info of each environment."""
         observations, rewards, terminated, truncated, infos = self.source.step_sparse(actions)
         columns = (
@@ -243,7 +243,7 @@ def cast_to_space(space: gym.Space[Any], values: Any) -> Any:
     return np.ascontiguousarray(values, dtype=space.dtype)
 
 
-def _items(observations: Any) -> list[Any]:
+def _items(observations: object) -> list[Any]:
     """Return one observation per env, as copies, since the env reuses its buffers."""
     if isinstance(observations, np.ndarray):
         return list(observations.copy())

@@ -140,7 +140,7 @@ class _Writer(TreeWriter):
         self._small_bytes = 0
         self._large: list[npt.NDArray[Any]] = []
 
-    def finish(self, tree: Any) -> list[npt.NDArray[Any]]:
+    def finish(self, tree: object) -> list[npt.NDArray[Any]]:
         try:
             packed = pack_header(tree, max_bytes=_MAX_TREE_BYTES)
         except BoundExceededError as error:

@@ -338,7 +338,7 @@ class DefaultActorCriticModule(TorchRLModule, ValueFunctionAPI, InferenceOnlyAPI
         outputs[Columns.ACTION_DIST_INPUTS] = logits
         return outputs, value_features
 
-    def compute_values(self, batch: dict[str, Any], embeddings: Any = None) -> Tensor:
+    def compute_values(self, batch: dict[str, Any], embeddings: object = None) -> Tensor:
         if "vf" not in self._modules:
             raise RuntimeError(
                 f"{self.describe()} was built with inference_only=True and has no value function: build it "
