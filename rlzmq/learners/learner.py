@@ -27,6 +27,7 @@ import time
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
+from itertools import chain, islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Self
 
@@ -55,7 +56,7 @@ from rlzmq.learners.optimizers import (
 )
 from rlzmq.learners.ranks import Ranks
 from rlzmq.learners.snapshot import Snapshot
-from rlzmq.learners.sources import BatchSource, FreshBatch, UpdateData
+from rlzmq.learners.sources import BatchSource, FreshBatch, num_env_steps_of
 from rlzmq.learners.train_batch import MinibatchIterator, TrainBatch, TrainBatchBuilder
 from rlzmq.learners.trained_modules import TrainedModules, check_interfaces, is_trainable
 from rlzmq.learners.update_report import BACKWARD, CONNECTOR, FORWARD, Scalar, UpdateReport, mean_of
@@ -190,6 +191,7 @@ class Learner(TellsUncalled, Checkpointable):
             self._setting("minibatch_size", None),
             self._setting("shuffle_batch_per_epoch", False),
         )
+        self._num_batches = 1  # of the current update
         # A subclass that changes gradients may introduce NaN after the norm was computed.
         own, base = type(self), Learner
         self.gradients: Gradients = Gradients(
@@ -263,9 +265,12 @@ class Learner(TellsUncalled, Checkpointable):
             DesynchronizedError: The ranks are not at the same step. The weights are those before the update.
         """
         self._check_built()
-        data = UpdateData(
-            self, batch=batch, batches=batches, episodes=episodes, data_iterators=data_iterators
-        )
+        given = {"batch": batch, "batches": batches, "episodes": episodes, "data_iterators": data_iterators}
+        names = [name for name, data in given.items() if data is not None]
+        if len(names) != 1:
+            raise ValueError(
+                f"Learner.update: expected exactly one of {', '.join(given)}, got {', '.join(names) or 'none'}."
+            )
         configured, report = self._options, self.report
         options = _Options(
             num_epochs or configured.num_epochs,
@@ -273,11 +278,13 @@ class Learner(TellsUncalled, Checkpointable):
             configured.shuffle if shuffle_batch_per_epoch is None else shuffle_batch_per_epoch,
             num_total_minibatches or None,
         )
-        train_batches = data.train_batches(
-            num_minibatches=options.num_minibatches, keeps_forward=self._keeps_forward(options)
-        )
-        if data.are_minibatches:
+        if episodes is not None:
+            train_batches = self._drawn(episodes, options)
+        elif data_iterators is not None:
+            train_batches = self._given(data_iterators, options.num_minibatches)
             options = _Options()
+        else:
+            train_batches = iter([self._builder.of_batches(batches if batch is None else [batch])])
         counters = timesteps or {NUM_ENV_STEPS_LIFETIME: self.num_env_steps_of_all_ranks_lifetime}
         report.begin(self.ranks.waited_s)
         with (
@@ -289,13 +296,12 @@ class Learner(TellsUncalled, Checkpointable):
         ):
             self.trained.divide_source()
             self.before_gradient_based_update(timesteps=counters)
+            self._num_batches = 1
             while (train_batch := self._next_batch(train_batches)) is not None:
-                for minibatch in self._minibatches_of(train_batch, options, data.num_batches):
+                for minibatch in self._minibatches_of(train_batch, options):
                     self._train_minibatch(minibatch)
-            if data.are_minibatches:  # which are one epoch
-                self.num_minibatches_per_epoch = max(1, report.num_minibatches)
             has_data = report.num_minibatches or report.batch.num_env_steps
-            if not (has_data or self.ranks.group or data.fills_source):
+            if not (has_data or self.ranks.group or (episodes is not None and self.source.keeps_data)):
                 return self.results()
             self.weights_seq_no += 1
             self._count()
@@ -379,12 +385,41 @@ class Learner(TellsUncalled, Checkpointable):
         self.trained.leave_out_others(train_batch)
         return train_batch
 
-    def _keeps_forward(self, options: _Options) -> bool:
-        """Return whether the estimator's forward pass can serve the loss, too, since nothing happens in between."""
+    def _given(
+        self, data_iterators: Iterable[Iterator[Any]], num_minibatches: int | None
+    ) -> Iterator[TrainBatch]:
+        """Yield the batches of iterators, at most so many."""
+        if self.ranks.group is not None and num_minibatches is None:
+            raise ValueError(
+                "Learner.update(data_iterators=…) with several ranks needs num_total_minibatches."
+            )
+        self._num_batches = 2  # or any other number: it is not known
+        for batch in islice(chain.from_iterable(data_iterators), num_minibatches):
+            yield self._builder.of_batches([batch])
+        self.num_minibatches_per_epoch = max(1, self.report.num_minibatches)
+
+    def _drawn(self, episodes: object, options: _Options) -> Iterator[TrainBatch]:
+        """Add fresh episodes to the rank's source and yield the batches that it returns."""
+        source = self.source
+        num_fresh = num_env_steps_of(episodes)
+        source.set_rank(self.ranks.rank, self.ranks.num)
+        source.add(episodes)
+        if source.keeps_data:
+            num_fresh = sum(self.ranks.gather(num_fresh))
+        num_batches = source.plan_batches(num_fresh, self.ranks.num)
+        if source.keeps_data:
+            num_batches = min(self.ranks.gather(num_batches))
+        self._num_batches = num_batches
+        rng = np.random.default_rng(derive_seed(self.seed, "source", self.ranks.rank, self.weights_seq_no))
+        # The estimator's forward pass can serve the loss, too, if nothing happens in between.
         is_one_pass = (
             options.num_epochs == 1 and options.minibatch_size is None and not options.num_minibatches
         )
-        return is_one_pass and self._compiler is None and type(self).forward_train is Learner.forward_train
+        keeps_forward = (
+            is_one_pass and self._compiler is None and type(self).forward_train is Learner.forward_train
+        )
+        for batch in source.batches(num_batches, rng):
+            yield self.prepare(batch, keeps_forward=keeps_forward)
 
     def prepare(self, episodes: Any, *, keeps_forward: bool = False) -> TrainBatch:
         """Run the learner connector, in `update` or before it, e.g. on another thread while an update runs.
@@ -401,9 +436,7 @@ class Learner(TellsUncalled, Checkpointable):
         self._check_built()
         return self._builder.of_episodes(episodes, keeps_forward=keeps_forward)
 
-    def _minibatches_of(
-        self, train_batch: TrainBatch, options: _Options, num_batches: int
-    ) -> Iterator[dict[str, Any]]:
+    def _minibatches_of(self, train_batch: TrainBatch, options: _Options) -> Iterator[dict[str, Any]]:
         """Yield the minibatches of a batch, as many on all ranks. All ranks must have the same number of batches."""
         report, rank = self.report, self.rank
         index = [report.num_batches] if report.num_batches else []
@@ -424,7 +457,7 @@ class Learner(TellsUncalled, Checkpointable):
         self.gradients.loss_weights, minibatches.num_of_modules = agreed.loss_weights, agreed.num_minibatches
         num_minibatches = len(minibatches)
         # A single step of one learner is the last thing that happens in an update.
-        if num_batches * num_minibatches > 1 or self.ranks.group is not None:
+        if self._num_batches * num_minibatches > 1 or self.ranks.group is not None:
             self.snapshot.copies.complete()
         self.num_minibatches_per_epoch = max(1, -(-num_minibatches // options.num_epochs))
         first_reported = num_minibatches - self.num_minibatches_per_epoch

@@ -1,4 +1,4 @@
-"""BatchSource: decides what a learner rank trains on, given the fresh data of each update. UpdateData: that of one.
+"""BatchSource: decides what a learner rank trains on, given the fresh data of each update.
 
 ```
 update:  fresh episodes ──add──► source ──batches──► learner connector ──► train batches ──► minibatches
@@ -19,27 +19,12 @@ from __future__ import annotations
 
 import uuid
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from itertools import chain, islice
-from typing import TYPE_CHECKING, Any, Protocol
+from collections.abc import Collection, Iterator, Mapping
+from typing import Any, Protocol
 
 import numpy as np
 
-from rlzmq.core.update_plan import derive_seed
-
-if TYPE_CHECKING:
-    from rlzmq.learners.ranks import Ranks
-    from rlzmq.learners.train_batch import TrainBatch, TrainBatchBuilder
-
-__all__ = [
-    "BatchSource",
-    "CircularBuffer",
-    "FreshBatch",
-    "Progress",
-    "UpdateData",
-    "batches_of",
-    "num_env_steps_of",
-]
+__all__ = ["BatchSource", "CircularBuffer", "FreshBatch", "Progress", "batches_of", "num_env_steps_of"]
 
 
 class Progress(Protocol):
@@ -286,99 +271,3 @@ def num_env_steps_of(episodes: Any) -> int:
         of_batch = getattr(item, "num_env_steps", None)
         num += int(item.env_steps() if of_batch is None else of_batch)
     return num
-
-
-class _Learner(Protocol):
-    """What turns an update's data into train batches."""
-
-    source: BatchSource
-    ranks: Ranks
-    seed: int
-    weights_seq_no: int
-    _builder: TrainBatchBuilder
-
-    def prepare(self, episodes: Any, *, keeps_forward: bool = False) -> TrainBatch: ...
-
-
-class UpdateData:
-    """What one update trains, given in one of four ways, as train batches.
-
-    Args:
-        learner: The learner.
-        batch, batches, episodes, data_iterators: See `Learner.update`.
-
-    Raises:
-        ValueError: Not exactly one of these is given.
-
-    Attributes:
-        num_batches: Number of train batches, once the first one is there; 2 if it is not known.
-    """
-
-    def __init__(
-        self,
-        learner: _Learner,
-        *,
-        batch: Mapping[str, Any] | TrainBatch | None,
-        batches: Sequence[Mapping[str, Any]] | None,
-        episodes: Any,
-        data_iterators: Iterable[Iterator[Any]] | None,
-    ) -> None:
-        given = {"batch": batch, "batches": batches, "episodes": episodes, "data_iterators": data_iterators}
-        names = [name for name, data in given.items() if data is not None]
-        if len(names) != 1:
-            raise ValueError(
-                f"Learner.update: expected exactly one of {', '.join(given)}, got {', '.join(names) or 'none'}."
-            )
-        self._learner = learner
-        self._batches: Sequence[Any] = [batch] if batches is None else batches
-        self._episodes = episodes
-        self._iterators = data_iterators
-        self.num_batches: int = 1
-
-    @property
-    def are_minibatches(self) -> bool:
-        """Whether each batch is one minibatch."""
-        return self._iterators is not None
-
-    @property
-    def fills_source(self) -> bool:
-        """Whether it goes through a source that keeps data, which is an update even if it has no steps."""
-        return self._episodes is not None and self._learner.source.keeps_data
-
-    def train_batches(self, *, num_minibatches: int | None, keeps_forward: bool) -> Iterator[TrainBatch]:
-        """Return the train batches, each made when it is asked for.
-
-        Args:
-            num_minibatches: The most that are taken from iterators.
-            keeps_forward: See `TrainBatchBuilder.of_episodes`.
-        """
-        if self._episodes is not None:
-            return self._drawn(keeps_forward)
-        if self._iterators is not None:
-            return self._taken(self._iterators, num_minibatches)
-        return iter([self._learner._builder.of_batches(self._batches)])
-
-    def _taken(self, iterators: Iterable[Iterator[Any]], num: int | None) -> Iterator[TrainBatch]:
-        if self._learner.ranks.group is not None and num is None:
-            raise ValueError(
-                "Learner.update(data_iterators=…) with several ranks needs num_total_minibatches."
-            )
-        self.num_batches = 2
-        for batch in islice(chain.from_iterable(iterators), num):
-            yield self._learner._builder.of_batches([batch])
-
-    def _drawn(self, keeps_forward: bool) -> Iterator[TrainBatch]:
-        """Add fresh episodes to the rank's source and yield the batches that it returns."""
-        learner, ranks = self._learner, self._learner.ranks
-        source = learner.source
-        num_fresh = num_env_steps_of(self._episodes)
-        source.set_rank(ranks.rank, ranks.num)
-        source.add(self._episodes)
-        if source.keeps_data:
-            num_fresh = sum(ranks.gather(num_fresh))
-        self.num_batches = source.plan_batches(num_fresh, ranks.num)
-        if source.keeps_data:
-            self.num_batches = min(ranks.gather(self.num_batches))
-        rng = np.random.default_rng(derive_seed(learner.seed, "source", ranks.rank, learner.weights_seq_no))
-        for batch in source.batches(self.num_batches, rng):
-            yield learner.prepare(batch, keeps_forward=keeps_forward)
