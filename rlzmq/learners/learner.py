@@ -122,8 +122,6 @@ class Learner(TellsUncalled, Checkpointable):
         was_trained: Whether the last update took a step; False if none of its minibatches was finite.
         num_updates_in_vain: Number of consecutive updates without a step.
         num_passes: Number of minibatches that went through the loss on this rank, successfully or not.
-        coefficients: Setting → module id → its current value: of `scheduled_settings`, and of what else a subclass
-            changes over a run. They are part of the state.
         device: Device of the modules.
     """
 
@@ -212,7 +210,7 @@ class Learner(TellsUncalled, Checkpointable):
 
     @property
     def coefficients(self) -> defaultdict[str, dict[str, float]]:
-        """Setting → module id → its current value."""
+        """Setting → module id → its value: of `scheduled_settings`, and of what else changes; part of the state."""
         return self.trained.coefficients
 
     # -- one update --------------------------------------------------------------------------------
