@@ -157,8 +157,8 @@ class Engine:
         """Start hosts at these places. Return a name for people."""
         raise NotImplementedError
 
-    def cancel(self, role: str, place: int) -> None:
-        """Take back a host that has not begun, or does not end, if there is a way."""
+    def cancel(self, role: str, places: Collection[int]) -> None:
+        """Take back hosts that have not begun, or do not end, if there is a way."""
 
     def start(self, role: str, places: Sequence[int] = ()) -> str:
         """Start the processes of a role at these places, the head first; () is all. Return a name for people."""
@@ -178,9 +178,8 @@ class Engine:
             write_text(self.file(role, place, "end"), str(grace_s))
         deadline = time.monotonic() + grace_s + _END_S
         while left := set(places).intersection(self.living(role)):
-            for place in left:
-                if self.file(role, place, "waits").exists() or time.monotonic() > deadline:
-                    self.cancel(role, place)
+            is_late = time.monotonic() > deadline
+            self.cancel(role, [each for each in left if is_late or self.file(role, each, "waits").exists()])
             time.sleep(_POLL_S)
 
     def scale(self, role: str, count: int) -> None:

@@ -48,12 +48,8 @@ from rlzmq.net.keys import JoinFile
 
 __all__ = ["Slurm", "Ssh", "Tasks"]
 
-_BOUND = (
-    "setpriv",
-    "--pdeathsig",
-    "KILL",
-    "env",
-)  # before a command: it ends with the process that starts it
+# before a command: it ends with the process that starts it
+_BOUND = ("setpriv", "--pdeathsig", "KILL", "env")
 _END_S = 30.0  # for the end in order of a process whose run is over
 _WRONG = (2, 78, 126, 127)  # wrong arguments or configuration, no such program: no restart mends them
 _POLL_S = 1.0
@@ -213,9 +209,11 @@ class Slurm(Engine):
                 found |= dict.fromkeys(stay or tasks, job)
         return found
 
-    def cancel(self, role: str, place: int) -> None:
-        """Cancel a job, or an array's task."""
-        command("scancel", *self.living(role).get(place, "").split())
+    def cancel(self, role: str, places: Collection[int]) -> None:
+        """Cancel jobs, or an array's tasks."""
+        jobs = self.living(role) if places else {}
+        if ids := {jobs[place] for place in places if place in jobs}:
+            command("scancel", *ids)
 
     def dry_run(self) -> str:
         """Return a shell script that submits all roles as `start` does."""
@@ -460,9 +458,10 @@ class Tasks(Engine):
         directory = f"{_OURS}{self.jobs.directory}/"
         return self.places(role, (name.removeprefix(directory) for name in self._cluster.names()))
 
-    def cancel(self, role: str, place: int) -> None:
-        """Cancel a task."""
-        self._cluster.cancel(self._task(role, place))
+    def cancel(self, role: str, places: Collection[int]) -> None:
+        """Cancel tasks."""
+        for place in places:
+            self._cluster.cancel(self._task(role, place))
 
     def _task(self, role: str, place: object) -> str:
         """Return the name of a task: it has the directory and the name of its host."""

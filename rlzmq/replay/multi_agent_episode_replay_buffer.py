@@ -542,7 +542,7 @@ class _Added:
         for agent, length in zip(agents, chunks.length.tolist(), strict=True):
             self.steps[agent] += length
         parts = set(zip(chunks.episode_ids, agents, strict=True))
-        self.episodes.update(agent for _, agent in parts.difference(store.episodes))
+        self.episodes.update(part[1] for part in parts if part not in store.episodes)
         return agents
 
     def copy(self) -> _Added:
