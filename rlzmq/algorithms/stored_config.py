@@ -314,7 +314,11 @@ class _Pieces:
 
     def _note(self, name: str, why: str, names: Collection[str]) -> None:
         self.missing[name] = why
-        self.names |= {named for named in names if ":" in named and not self.trust.covers(named)}
+        self.names |= {
+            named
+            for named in names
+            if ":" in named and not named.startswith("__main__:") and not self.trust.covers(named)
+        }
 
     def config(self, purpose: Purpose) -> BaseConfig:
         """Return the config.

@@ -65,22 +65,30 @@ _CLASSES = ("module_class", "multi_rl_module_class", "config_class")
 _OWN = "rlzmq."
 
 
-def plain_setting(name: str, value: object) -> Any:
+def plain_setting(name: str, value: object, *, in_script: bool = False) -> Any:
     """Return the plain form of a setting's value.
+
+    Args:
+        name: The setting's name.
+        value: Its value.
+        in_script: Whether code of the running script (``__main__``) has a name, because the same script may read it.
 
     Raises:
         ConfigurationError: It contains something that is neither plain nor importable, e.g. a lambda.
     """
     if isinstance(value, list | tuple | set | frozenset):
-        return [plain_setting(name, item) for item in _in_order(value)]
-    return _encode(name, value)
+        return [plain_setting(name, item, in_script=in_script) for item in _in_order(value)]
+    return _encode(name, value, in_script)
 
 
-def plain_dict(name: str, value: Mapping[Any, Any]) -> dict[str, Any]:
+def plain_dict(name: str, value: Mapping[Any, Any], *, in_script: bool = False) -> dict[str, Any]:
     """Return the plain form of a dict, with types preserved. Raises the errors of `plain_setting`."""
     if all(type(key) is str for key in value) and not _is_tagged(value):
-        return {key: _encode(f"{name}.{key}", item) for key, item in value.items()}
-    pairs = [[_encode(name, key), _encode(f"{name}.{key}", item)] for key, item in value.items()]
+        return {key: _encode(f"{name}.{key}", item, in_script) for key, item in value.items()}
+    pairs = [
+        [_encode(name, key, in_script), _encode(f"{name}.{key}", item, in_script)]
+        for key, item in value.items()
+    ]
     return {"__dict__": pairs}
 
 
@@ -177,39 +185,44 @@ def code_names(plain: object) -> Iterator[str]:
             yield from code_names(item)
 
 
-def _encode(name: str, value: Any) -> Any:
+def _encode(name: str, value: Any, in_script: bool) -> Any:
     kind = type(value)
     if value is None or kind in (bool, int, float):
         return value
     if kind is str:
         return CODE_MARK + value if value.startswith(CODE_MARK) else value
     if kind is list:
-        return [_encode(name, item) for item in value]
+        return [_encode(name, item, in_script) for item in value]
     if kind in (tuple, set, frozenset):
-        return {f"__{kind.__name__}__": [_encode(name, item) for item in _in_order(value)]}
+        return {f"__{kind.__name__}__": [_encode(name, item, in_script) for item in _in_order(value)]}
     if isinstance(value, bytes | complex | np.generic | np.ndarray):
         try:
             return {"__plain__": to_plain(value, f"config.{name}")}
         except NotPlainError as error:
             raise ConfigurationError(str(error)) from None
     if isinstance(value, Mapping):
-        return plain_dict(name, value)
-    named = _name_of_code(value)
+        return plain_dict(name, value, in_script=in_script)
+    named = _name_of_code(value, in_script)
     if named is not None:
         return CODE_MARK + named
     try:
         if isinstance(value, Space):
             return {"__space__": space_to_plain(value)}
         if isinstance(value, DefaultModelConfig):
-            return plain_dict(name, value.to_dict())
+            return plain_dict(name, value.to_dict(), in_script=in_script)
         tag = getattr(value, "plain_tag", None)
         if tag == CONFIG_TAG:
-            values = {key: plain_setting(f"{name}.{key}", item) for key, item in value.diff().items()}
-            return {tag: _marked(name, {"config_class": class_name(type(value)), "values": values})}
+            values = {
+                key: plain_setting(f"{name}.{key}", item, in_script=in_script)
+                for key, item in value.diff().items()
+            }
+            return {
+                tag: _marked(name, {"config_class": class_name(type(value)), "values": values}, in_script)
+            }
         if tag == SEARCH_TAG:
-            return {tag: plain_dict(name, value.to_dict())}
+            return {tag: plain_dict(name, value.to_dict(), in_script=in_script)}
         if tag in _READERS:
-            return {tag: _marked(name, value.to_dict())}
+            return {tag: _marked(name, value.to_dict(), in_script)}
     except NotPlainError as error:
         raise ConfigurationError(f"config.{name}: {error}") from None
     raise ConfigurationError(
@@ -218,13 +231,15 @@ def _encode(name: str, value: Any) -> Any:
     )
 
 
-def _name_of_code(value: object) -> str | None:
+def _name_of_code(value: object, in_script: bool) -> str | None:
     """Return ``"package.module:name"`` of an importable function, class or enum member; else None."""
     if isinstance(value, enum.Enum):
-        outer = _name_of_code(type(value))
+        outer = _name_of_code(type(value), in_script)
         return f"{outer}.{value.name}" if outer and value.name in type(value).__members__ else None
     qualname, module = getattr(value, "__qualname__", ""), getattr(value, "__module__", "")
-    if not callable(value) or not qualname or not module or "<" in qualname or module == "__main__":
+    if not callable(value) or not qualname or not module or "<" in qualname:
+        return None
+    if module == "__main__" and not in_script:
         return None
     try:
         found = find_code(f"{module}:{qualname}", CALLER)
@@ -252,21 +267,21 @@ def _items(items: object, trust: Trust) -> list[Any]:
     return [_revived(item, trust) for item in items]
 
 
-def _marked(name: str, plain: dict[str, Any]) -> dict[str, Any]:
+def _marked(name: str, plain: dict[str, Any], in_script: bool) -> dict[str, Any]:
     """Mark classes from outside rlzmq, and convert the model settings of specs to plain data."""
     for key in _CLASSES:
         named = plain.get(key)
         if named is not None and not named.startswith(_OWN):
-            if "<locals>" in named or named.startswith("__main__:"):
+            if "<locals>" in named or (named.startswith("__main__:") and not in_script):
                 raise ConfigurationError(
                     f"config.{name}: the class {named!r} cannot be written as plain data. Move it into an "
                     "importable module."
                 )
             plain[key] = CODE_MARK + named
     if plain.get("model_config") is not None:
-        plain["model_config"] = plain_dict(f"{name}.model_config", plain["model_config"])
+        plain["model_config"] = plain_dict(f"{name}.model_config", plain["model_config"], in_script=in_script)
     for spec in plain.get("rl_module_specs", {}).values():
-        _marked(name, spec)
+        _marked(name, spec, in_script)
     return plain
 
 

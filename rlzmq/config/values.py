@@ -357,7 +357,7 @@ class ConfigValues(AllSettings, metaclass=_DeclaresSettings):
             if name in without:
                 continue
             try:
-                values[name] = plain_setting(name, value)
+                values[name] = plain_setting(name, value, in_script=True)
             except ConfigurationError:
                 left_out[name] = str(getattr(value, "__qualname__", type(value).__name__))
         return {

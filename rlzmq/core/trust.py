@@ -117,6 +117,8 @@ def find_code(name: str, trust: Trust, base: type[Any] | None = None) -> Any:
         for part in qualname.split("."):
             found = getattr(found, part)
     except (ImportError, AttributeError) as error:
+        if module_name == "__main__":
+            raise ConfigurationError(f"{qualname}, of another script: this one has none") from error
         near = "" if found is None else _close_names(module, qualname)
         raise ConfigurationError(f"{name!r} cannot be found ({error}).{near}") from error
     if not trust.is_full and not _is_own_code(found, qualname, trust.packages):

@@ -112,6 +112,36 @@ if __name__ == "__main__":
         algo.save_to_path("tiny")
 """
 
+# One script that trains, and goes on if there is something to go on from. Everything is its own.
+AGAIN = (
+    TRAIN.partition("if __name__")[0]
+    + PACKAGE
+    + """
+import os
+from rlzmq import Algorithm
+
+def pieces(env, spaces, device):
+    return MeanStdFilter()
+
+class Narrow(Tiny):
+    def setup(self):
+        self.net = torch.nn.Linear(1, 3)
+
+if __name__ == "__main__":
+    config = (
+        PPOConfig()
+        .environment(Corridor, wrappers=[Halved, "TimeLimit(max_episode_steps=20)"])
+        .env_runners(num_env_runners=0, env_to_module_connector=pieces)
+        .training(train_batch_size_per_learner=100, minibatch_size=50, num_epochs=1, learner_class=OwnLearner)
+        .rl_module(rl_module_spec=RLModuleSpec(module_class=Narrow))
+        .callbacks(Quiet)
+    )
+    with Algorithm.from_checkpoint("again") if os.path.exists("again") else config.build() as algo:
+        print("iteration", algo.train()["training_iteration"], type(algo.get_module()).__name__)
+        algo.save_to_path("again")
+"""
+)
+
 MODULE = """
 from rlzmq import RLModule
 
@@ -131,6 +161,18 @@ def at_home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Terminal]:
     (terminal.cwd / "said").write_text(trained[0].out)
     yield terminal
     terminal.close()
+
+
+def test_a_script_goes_on_with_its_own_code_and_no_other_script_finds_it(terminal: Terminal) -> None:
+    (terminal.cwd / "again.py").write_text(AGAIN)
+    for iteration in (1, 2):
+        went_on = terminal.type("python again.py")
+        assert f"iteration {iteration} Narrow" in went_on.out, went_on
+    (terminal.cwd / "other.py").write_text("from rlzmq import Algorithm\nAlgorithm.from_checkpoint('again')")
+    asked = terminal.type("python other.py")
+    assert asked.code != 0, asked
+    assert "learner_class (trains): OwnLearner, of another script" in asked.err, asked
+    assert "--trust" not in asked.err, asked
 
 
 def test_another_script_acts_evaluates_and_goes_on(at_home: Terminal) -> None:
