@@ -31,7 +31,7 @@ from rlzmq.roles.arrival_log import (
     digest_weights,
     read_arrivals,
 )
-from rlzmq.roles.batch_check import BatchCheck, decode_steps
+from rlzmq.roles.learner_link import BatchCheck, decode_steps
 from rlzmq.roles.learner_role import make_learner
 from rlzmq.wire.values import pack_blob, unpack_blob
 

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import islice
@@ -27,6 +27,7 @@ __all__ = [
     "FIRST_S",
     "HEARTBEAT_S",
     "LINK_S",
+    "NARROW_PATH",
     "RESEND_S",
     "STEP_S",
     "TICK_S",
@@ -34,6 +35,7 @@ __all__ = [
     "FairClock",
     "Patience",
     "RestartPolicy",
+    "Retries",
     "Supervision",
     "Withheld",
 ]
@@ -54,9 +56,17 @@ LINK_S = 1.2
 TICK_S, HEARTBEAT_S, RESEND_S = 0.05, 0.5, 2.0
 """Intervals of looking at timers, and of heartbeats; time after which a message without an answer is sent again."""
 
+NARROW_PATH = (
+    "connections open and small messages pass, but large ones are lost, again and again. Probably the path drops full "
+    "packets because its MTU is smaller than that of the network interface (VPNs, tunnels, overlays). Look with "
+    "ping -M do -s 1400 HOST; try a smaller MTU (ip link set dev NAME mtu 1280) on both machines, or let ICMP "
+    "'fragmentation needed' pass"
+)
+
 _NUM_INTERVALS, _NUM_RECENT, _NUM_KNOWN = 256, 8, 4
 _MOVES_UNTIL_TRUSTED = 50
 _MAX_DOUBLINGS = 4
+_MAX_KEYS = 4096
 
 
 class Patience:
@@ -313,3 +323,26 @@ class Supervision:
         self._num_doublings += 1
         self.incarnation += 1
         return delay_s
+
+
+class Retries:
+    """Counts what peers repeat because no large message gets through.
+
+    Args:
+        limit: Number of tries in a row that are too many.
+    """
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._counts: OrderedDict[object, int] = OrderedDict()
+
+    def try_again(self, key: object) -> bool:
+        """Count one try of a peer; return True at the one that is too many."""
+        self._counts[key] = count = self._counts.pop(key, 0) + 1
+        if len(self._counts) > _MAX_KEYS:
+            self._counts.popitem(last=False)
+        return count == self._limit
+
+    def passed(self, key: object) -> None:
+        """Record that a large message of this peer has arrived."""
+        self._counts.pop(key, None)

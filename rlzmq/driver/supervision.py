@@ -6,7 +6,7 @@
 | a process's end              | a new one, or the run's end | the back-off  | time                                |
 
 Who is stopped or hangs is killed by the actor system (`rlzmq.actors.system`), or ends by itself if its environments
-hang (`roles.hang_watch`), and so has simply ended here. Peers of a new broker reconnect, notice its incarnation and
+hang (`core.call_watch`), and so has simply ended here. Peers of a new broker reconnect, notice its incarnation and
 send it what they hold, so no accepted data is lost (`rlzmq.protocol.broker.core`).
 
 The roles differ in their decisions: `RunnerSupervisor` restarts a runner at its place, `LearnerSupervisor` forms a
@@ -30,11 +30,11 @@ from rlzmq.actors.handle import ActorHandle
 from rlzmq.actors.process_state import ActorLostError
 from rlzmq.actors.system import ActorSystem
 from rlzmq.config.base_config import BaseConfig
+from rlzmq.core.call_watch import EXIT_HANGS
 from rlzmq.core.errors import ClosedError, DeadlineError, PeerLostError, first_error
 from rlzmq.core.patience import RestartPolicy, Supervision
 from rlzmq.driver.join_files import JoinKeys, at_host, keys_file, listen_addresses, write_join_files
 from rlzmq.roles.broker_role import BrokerRole
-from rlzmq.roles.hang_watch import EXIT_HANGS
 
 __all__ = [
     "BrokerSupervisor",

@@ -44,14 +44,22 @@ import zmq
 
 from rlzmq.core.patience import ANSWER_S, LINK_S, FairClock, Patience
 
-__all__ = ["EdgeReader", "EventHandler", "Frame", "MessageHandler", "SocketEvent", "SocketMonitor"]
+__all__ = [
+    "SMALL_BYTES",
+    "EdgeReader",
+    "EventHandler",
+    "Frame",
+    "MessageHandler",
+    "SocketEvent",
+    "SocketMonitor",
+]
 
 
 Frame = bytes | memoryview
 MessageHandler = Callable[[list[Frame]], None]
 
 _EVENTS, _POLLIN, _NOBLOCK = int(zmq.EVENTS), int(zmq.POLLIN), int(zmq.NOBLOCK)  # quicker than pyzmq's enums
-_SMALL_BYTES = 8192  # below this a received frame has no alignment and pins a larger buffer: copy it
+SMALL_BYTES = 8192  # below this a received frame has no alignment and pins a larger buffer: copy it
 _MAX_DISCARDED = 256  # frames of a message with too many, before the loop may get a turn
 
 
@@ -187,14 +195,14 @@ class EdgeReader:
                 return False
             raise
         self._first_frame = part
-        frames: list[Frame] = [part.bytes if len(part) < _SMALL_BYTES else part.buffer]
+        frames: list[Frame] = [part.bytes if len(part) < SMALL_BYTES else part.buffer]
         while part.more:
             if len(frames) == self._max_frames:
                 self._on_excess()
                 self._discard()
                 return True
             part = receive(_NOBLOCK, False)
-            frames.append(part.bytes if len(part) < _SMALL_BYTES else part.buffer)
+            frames.append(part.bytes if len(part) < SMALL_BYTES else part.buffer)
         self._received.extend(self._split(frames))
         return True
 

@@ -20,6 +20,7 @@ from rlzmq.actors.host import ActorHost, CallServer
 from rlzmq.actors.messages import NO_CALL_ID, Call, Cancel, Shutdown, decode_message, pack
 from rlzmq.config.base_config import BaseConfig
 from rlzmq.core import faults, trace
+from rlzmq.core.call_watch import UpdateWatch
 from rlzmq.core.errors import DeadlineError, PeerLostError, ProtocolError
 from rlzmq.core.patience import RESEND_S
 from rlzmq.core.process import apply_log_level, keep_freed_memory, limit_memory, share_one_arena
@@ -37,7 +38,6 @@ from rlzmq.roles.formation import (
     interface_for,
     open_store,
 )
-from rlzmq.roles.hang_watch import UpdateWatch
 from rlzmq.roles.learner_link import LearnerLink
 from rlzmq.roles.peer_link import MAX_MESSAGE_BYTES, PeerRole, new_peer_id, package_version
 from rlzmq.wire.codec import Buffer, WireError, kind_of
@@ -91,12 +91,14 @@ class LearnerRole(PeerRole):
         self._loop: asyncio.AbstractEventLoop | None = None
         learner = self.learner
         self.update_watch: UpdateWatch = UpdateWatch(
-            config,
             f"learner-{rank}",
             lambda: learner.progress,
             lambda: learner.ranks.is_waiting,
             lambda: learner.ranks.group is None,
-            self._report_hang if is_local else None,
+            learner_timeout_s=config.learner_timeout_s,
+            process_start_timeout_s=config.process_start_timeout_s,
+            warn_after_s=config.slow_call_warning_s,
+            on_hang=self._report_hang if is_local else None,
         )
         faults.at("learner.started")
 

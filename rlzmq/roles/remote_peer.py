@@ -8,12 +8,11 @@ from collections.abc import Sequence
 from typing import Any, Self
 
 from rlzmq.core.errors import AuthenticationError, PeerLostError
-from rlzmq.core.patience import HEARTBEAT_S
+from rlzmq.core.patience import HEARTBEAT_S, NARROW_PATH, Retries
 from rlzmq.net.context import Context, SocketOptions
 from rlzmq.net.events import SocketEvent
 from rlzmq.net.keys import JoinFile
 from rlzmq.net.socket import DrainSocket
-from rlzmq.protocol.peer_core import NARROW_PATH, Retries
 from rlzmq.roles.peer_link import MAX_MESSAGE_BYTES, new_peer_id
 from rlzmq.wire.codec import UnknownVersionError, WireError, WireMessage
 from rlzmq.wire.messages import (

@@ -164,8 +164,7 @@ async def serve_runner(
     """Samples whatever leases come, until stdin ends; `is_repeated`: each length of them only once."""
     import torch
 
-    from rlzmq.roles.runner_link import RunnerLink
-    from rlzmq.roles.runner_role import EnvRunnerRole
+    from rlzmq.roles.runner_role import EnvRunnerRole, RunnerLink
 
     torch.set_num_threads(1)
     if variant == "tcp":

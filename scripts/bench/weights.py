@@ -171,9 +171,6 @@ def serve_runners(units: int, num_runners: int, addresses: dict[str, str]) -> No
     """Fork processes that sample until stdin ends."""
     import torch
 
-    import rlzmq.roles.runner_link
-    import rlzmq.roles.runner_role  # noqa: F401
-
     torch.set_num_threads(1)
     pids = []
     for number in range(1, num_runners + 1):
@@ -187,8 +184,7 @@ def serve_runners(units: int, num_runners: int, addresses: dict[str, str]) -> No
 
 
 async def serve_runner(units: int, number: int, addresses: dict[str, str]) -> None:
-    from rlzmq.roles.runner_link import RunnerLink
-    from rlzmq.roles.runner_role import EnvRunnerRole
+    from rlzmq.roles.runner_role import EnvRunnerRole, RunnerLink
     from scripts.bench._envs import FirstStepCartPole
 
     loop = asyncio.get_running_loop()

@@ -11,8 +11,7 @@ from inbox import CHUNKS, DEADLINE_S, Inbox
 
 from rlzmq.core.addresses import SocketDirectory
 from rlzmq.net.context import Context
-from rlzmq.net.socket import DrainSocket
-from rlzmq.wire.packed_frames import PACKED, pack_frames, sizes_of
+from rlzmq.net.socket import PACKED, DrainSocket, pack_frames, sizes_of
 
 
 @pytest.fixture

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 from core_fakes import TIMERS, instructions_in, messages_in, publication, receive, welcome
 
+from rlzmq.core.patience import Retries
 from rlzmq.protocol import events as E
 from rlzmq.protocol.driver_core import DriverCore
-from rlzmq.protocol.peer_core import Retries
 from rlzmq.protocol.runner_core import RunnerCore
 from rlzmq.wire import messages as m
 

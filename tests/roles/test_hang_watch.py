@@ -7,14 +7,13 @@ import re
 import threading
 import time
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
+from rlzmq.core.call_watch import EnvWatch, UpdateWatch
 from rlzmq.core.errors import DeadlineError
-from rlzmq.roles.hang_watch import EnvWatch, UpdateWatch
 from scripts import hangs
 
 # -- the watch alone ----------------------------------------------------------------------------------
@@ -57,10 +56,9 @@ class Sampling:
         self.finished = threading.Event()
         self.env = env
         self._num_steps = num_steps
-        config = SimpleNamespace(
-            env_step_timeout_s=step_s, env_reset_timeout_s=reset_s, slow_call_warning_s=0
+        self.watch = EnvWatch(
+            "runner", env_step_timeout_s=step_s, env_reset_timeout_s=reset_s, on_hang=self._on_hang
         )
-        self.watch = EnvWatch(config, "runner", self._on_hang)
         self.watch.attend(env)
         self._thread = threading.Thread(target=self._sample)
         self._thread.start()
@@ -171,14 +169,13 @@ class Rank:
         self.progress, self.is_waiting, self.is_alone = 0, False, False
         self.hang: list[DeadlineError] = []
         self.noticed = threading.Event()
-        config: Any = SimpleNamespace(slow_call_warning_s=0, **settings)
         self.watch = UpdateWatch(
-            config,
             "learner-1",
             lambda: self.progress,
             lambda: self.is_waiting,
             lambda: self.is_alone,
-            self._on_hang,
+            on_hang=self._on_hang,
+            **settings,
         )
 
     def _on_hang(self, error: DeadlineError) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from rlzmq.core.metrics import StageTimers
-from rlzmq.roles.runner_link import IdleTime
+from rlzmq.roles.runner_role import IdleTime
 
 
 def idle_times(

@@ -13,8 +13,7 @@ from rlzmq import PPOConfig, RLModuleSpec
 from rlzmq.core.names import WEIGHTS_SEQ_NO
 from rlzmq.driver.updates import ConnectorSync
 from rlzmq.modules.rl_module import TorchRLModule
-from rlzmq.roles.batch_check import BatchCheck
-from rlzmq.roles.learner_link import module_outputs
+from rlzmq.roles.learner_link import BatchCheck, module_outputs
 from rlzmq.runners.vector_env_runners import SingleAgentEnvRunner
 
 

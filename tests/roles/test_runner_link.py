@@ -10,8 +10,7 @@ import pytest
 from rlzmq import PPOConfig
 from rlzmq.protocol.events import ApplyWeights
 from rlzmq.protocol.weights import Publication
-from rlzmq.roles.runner_link import RunnerLink
-from rlzmq.roles.runner_role import EnvRunnerRole
+from rlzmq.roles.runner_role import EnvRunnerRole, RunnerLink
 
 
 @pytest.fixture

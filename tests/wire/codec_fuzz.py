@@ -22,8 +22,9 @@ from rlzmq.driver.driver_link import MetaCheck
 from rlzmq.episodes.episode_batch import EpisodeBatch
 from rlzmq.episodes.multi_agent_episode import MultiAgentEpisode
 from rlzmq.episodes.single_agent_episode import SingleAgentEpisode
+from rlzmq.net.socket import pack_frames, sizes_of, unpack_frames
 from rlzmq.protocol.weights import new_publication_buffer, open_publication, seal_publication
-from rlzmq.roles.batch_check import BatchCheck
+from rlzmq.roles.learner_link import BatchCheck
 from rlzmq.wire import messages as m
 from rlzmq.wire.codec import decode, encode
 from rlzmq.wire.fragment_message import (
@@ -35,7 +36,6 @@ from rlzmq.wire.fragment_message import (
     unpack_blobs,
     unpack_ranges,
 )
-from rlzmq.wire.packed_frames import pack_frames, sizes_of, unpack_frames
 from rlzmq.wire.values import pack_blob, pack_value, unpack_blob, unpack_value
 
 

@@ -11,7 +11,7 @@ import pytest
 from rlzmq.episodes.episode_batch import EpisodeBatch
 from rlzmq.episodes.multi_agent_episode import MultiAgentEpisode
 from rlzmq.episodes.single_agent_episode import SingleAgentEpisode
-from rlzmq.roles.batch_check import BatchCheck, decode_steps
+from rlzmq.roles.learner_link import BatchCheck, decode_steps
 from rlzmq.runners.vector_env_runners import MultiAgentEnvRunner
 from rlzmq.wire.codec import ArrayMismatchError
 from rlzmq.wire.fragment_message import (

@@ -24,12 +24,12 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Any, TypeAlias
 
+from rlzmq.core.patience import FACTOR, NARROW_PATH, STEP_S
 from rlzmq.protocol.broker.grants import Grants
 from rlzmq.protocol.broker.intake import Intake
 from rlzmq.protocol.broker.registration import Registration
-from rlzmq.protocol.broker.reports import Reports, progress_of, status_of
-from rlzmq.protocol.broker.state import BrokerOptions, BrokerState, OpenedUpdate, Peer, PublishedState
-from rlzmq.protocol.broker.updates import Delivery, Recovery, Updates
+from rlzmq.protocol.broker.state import BrokerOptions, BrokerState, OpenedUpdate, Peer, PublishedState, Run
+from rlzmq.protocol.broker.updates import Delivery, Recovery, Reports, Updates
 from rlzmq.protocol.events import (
     Instruction,
     Malformed,
@@ -39,7 +39,6 @@ from rlzmq.protocol.events import (
     Send,
     Tick,
 )
-from rlzmq.protocol.peer_core import NARROW_PATH
 from rlzmq.wire.codec import BoundExceededError, Buffer, SchemaError, WireError, WireMessage
 from rlzmq.wire.fragment_message import FragmentRange, unpack_ranges
 from rlzmq.wire.messages import (
@@ -55,6 +54,7 @@ from rlzmq.wire.messages import (
     LeaseReturned,
     OpenUpdate,
     Pause,
+    Progress,
     Refused,
     Rejected,
     Reset,
@@ -173,7 +173,7 @@ class BrokerCore:
 
     def status(self) -> dict[str, Any]:
         """Return the broker's state for observers, as plain values, with ages in seconds."""
-        return status_of(self.state, self.state.now)
+        return _status_of(self.state, self.state.now)
 
     # ------------------------------------------------------------------ messages
 
@@ -223,7 +223,7 @@ class BrokerCore:
         state.out.extend(Send(peer.routing, beat, whole=encoded) for peer in others)
         if state.driver is not None:
             state.send(state.driver, beat)
-            state.send(state.driver, progress_of(state))
+            state.send(state.driver, _progress_of(state))
 
 
 _MAX_OFFENCES = 10
@@ -484,3 +484,117 @@ class Requests:
             if traced.uuid == message.source:
                 traced.traced_at = float("-inf")
                 state.send(traced, message)
+
+
+def _status_of(state: BrokerState, now: float) -> dict[str, Any]:
+    """Return the broker's state for observers, as plain values, with ages in seconds."""
+    accounting = state.ledger.accounting
+    leases = {uuid: state.leases.of_peer(uuid) for uuid in state.runners}
+    oldest = next(iter(state.ledger.entries.values()), None)
+    return {
+        "run_id": state.options.run_id,
+        "incarnation": state.options.incarnation,
+        "generation": state.generation,
+        "weights": list(state.weights.order) if state.weights else None,
+        "next_commit": state.next_commit,
+        "open_updates": sorted(state.open),
+        "updates_in_flight": sorted(state.runs),
+        "runners": [
+            {
+                "name": peer.hello.name,
+                "incarnation": peer.incarnation,
+                "num_leases": len(leases[uuid]),
+                "oldest_lease_s": now - leases[uuid][0].granted_at if leases[uuid] else 0.0,
+                "env_steps_per_s": peer.pace.env_steps_per_s,
+                "num_uncommitted": state.ledger.runner(uuid, peer.incarnation).num_uncommitted,
+                "num_env_steps": peer.sampled,
+                "num_bad": peer.num_bad,
+                "is_suspect": peer.is_suspect,
+            }
+            for uuid, peer in sorted(state.runners.items())
+        ],
+        "learners": [
+            {"name": peer.hello.name, "rank": rank, "next_update": peer.next_update}
+            for rank, peer in sorted(state.ranks.items())
+        ],
+        "has_driver": state.driver is not None,
+        "bottleneck": state.bottleneck,
+        "accounting": {**accounting.counts(), "dropped": dict(accounting.dropped)},
+        "num_duplicates": accounting.num_duplicates,
+        "num_fragments_held": len(state.ledger.entries),
+        "oldest_fragment_s": now - oldest.accepted_at if oldest is not None else 0.0,
+        "fragment_bytes": state.ledger.num_bytes,
+        "num_env_steps_leased": state.leases.leased_env_steps(),
+        "refused": dict(state.refused),
+        "still_s": state.still_s(now),
+        "waits": _waits_of(state, now),
+    }
+
+
+def _progress_of(state: BrokerState) -> Progress:
+    """Return what the broker has of the driver, and whether it moves."""
+    next_open = state.next_commit or 0
+    while next_open in state.open:
+        next_open += 1
+    return Progress(
+        next_open,
+        state.connector_version,
+        state.min_generation,
+        is_paused=state.is_paused,
+        num_moves=state.num_moves,
+        patience_s=_patience_s(state),
+    )
+
+
+def _patience_s(state: BrokerState) -> float:
+    """Return how long a peer that works on the next update may make no progress."""
+    if state.next_commit in state.runs:
+        return max((peer.pace_s for peer in state.ranks.values()), default=0.0)
+    at_work = (peer for peer in state.runners.values() if state.leases.num_of_peer(peer.uuid))
+    return max((max(STEP_S, FACTOR * peer.pace_s) for peer in at_work), default=0.0)
+
+
+def _waits_of(state: BrokerState, now: float) -> list[str]:
+    """Return one line per waiting role. The first one blocks the next update."""
+    update_id = state.next_commit
+    if state.driver is None:
+        return ["broker: waits for a driver"]
+    if update_id is None or update_id not in state.open:
+        return [f"broker: waits for the driver to open update {update_id}"]
+    run = state.runs.get(update_id)
+    lines = _collecting(state, update_id, now) if run is None else _training(state, run)
+    if state.is_paused:
+        lines.insert(0, "broker: grants no leases, the driver has paused it")
+    if not state.group_is_complete:
+        here = ", ".join(peer.hello.name for peer in state.ranks.values()) or "none"
+        lines.append(f"broker: waits for learners: the group has {state.num_ranks}, registered: {here}")
+    return lines
+
+
+def _collecting(state: BrokerState, update_id: int, now: float) -> list[str]:
+    update = state.open[update_id].terms
+    oldest, newest = state.version_bounds(update)
+    ready, leased = state.ledger.free_steps(oldest, newest), state.leases.leased_env_steps()
+    lines = [
+        f"broker: has been collecting update {update_id} for {now - state.open[update_id].at:.1f} s: {ready} of "
+        f"{state.batch_of(update)} env steps have arrived, {leased} are leased"
+    ]
+    if state.weights is None or state.weights.version < update.weights_version:
+        lines.append(f"broker: waits for rank 0's weights of version {update.weights_version}")
+    if not state.runners:
+        lines.append("broker: waits for env runners, none is registered")
+    for peer in state.runners.values():
+        leases = state.leases.of_peer(peer.uuid)
+        what = f"samples a lease granted {now - leases[0].granted_at:.1f} s ago" if leases else "has no lease"
+        lines.append(f"{peer.hello.name}: {what}, last heard {now - peer.heard_at:.1f} s ago")
+    return lines
+
+
+def _training(state: BrokerState, run: Run) -> list[str]:
+    missing = set(range(run.num_ranks)) - (set(run.results) if run.is_training else run.ready)
+    names = {rank: peer.hello.name for rank, peer in state.ranks.items()}
+    those = (
+        ", ".join(names.get(rank, f"rank {rank} (not registered)") for rank in sorted(missing)) or "nobody"
+    )
+    what = "the result" if run.is_training else "READY"
+    return [f"broker: waits for {what} of update {run.update_id} from {those}"]

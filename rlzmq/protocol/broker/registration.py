@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from functools import cache
 
-from rlzmq.core.patience import Patience
+from rlzmq.core.patience import NARROW_PATH, Patience
 from rlzmq.protocol.broker.state import BrokerState, Newcomer, Peer, PublishedState
 from rlzmq.protocol.events import Received
-from rlzmq.protocol.peer_core import NARROW_PATH
 from rlzmq.wire.messages import Goodbye, Hello, Refused, Welcome
 
 __all__ = ["Registration"]

@@ -9,8 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlzmq.wire.codec import MAX_ARRAYS, WIRE_VERSION, BoundExceededError, MalformedFrameError
-from rlzmq.wire.packed_frames import (
+from rlzmq.net.socket import (
     MAX_PACKED_BYTES,
     MAX_PACKED_FRAMES,
     PACKED,
@@ -23,6 +22,7 @@ from rlzmq.wire.packed_frames import (
     sizes_of,
     unpack_frames,
 )
+from rlzmq.wire.codec import MAX_ARRAYS, WIRE_VERSION, BoundExceededError, MalformedFrameError
 
 _sizes = st.one_of(st.integers(0, 50), st.sampled_from([SMALL_BYTES - 1, SMALL_BYTES, 3 * SMALL_BYTES]))
 _messages = st.lists(st.lists(_sizes.map(lambda size: bytes([size % 251]) * size), min_size=1), min_size=1)
