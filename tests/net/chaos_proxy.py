@@ -1,8 +1,8 @@
 """A proxy between zmq sockets that misbehaves on request: seedable, frame-aware, counts what it did.
 
-It forwards TCP or Unix connections. Faults on bytes: delay, black hole, cut, half-close, rate. Faults on
-whole ZMTP messages (NULL or CURVE; read from the framing, contents untouched): drop, duplicate, reorder.
-Every fault that fired is counted in ``fired``, so that a test can prove that it tested something.
+It forwards TCP or Unix connections. Faults on bytes: black hole, cut, rate. Faults on whole ZMTP messages (NULL or
+CURVE; read from the framing, contents untouched): duplicate. Every fault that fired is counted in ``fired``, so that
+a test can prove that it tested something.
 """
 
 from __future__ import annotations
@@ -20,22 +20,11 @@ _MORE, _LONG, _COMMAND = 1, 2, 4
 
 @dataclass
 class Faults:
-    """What happens to one direction; may be changed while traffic flows.
+    """What happens to one direction; may be changed while traffic flows. ``duplicate`` is a probability per message."""
 
-    ``drop``, ``duplicate`` and ``reorder`` are probabilities per message.
-    """
-
-    delay_s: float = 0.0
-    jitter_s: float = 0.0
     rate_bytes_per_s: float = 0.0
     black_hole: bool = False
-    drop: float = 0.0
     duplicate: float = 0.0
-    reorder: float = 0.0
-
-    @property
-    def needs_messages(self) -> bool:
-        return bool(self.drop or self.duplicate or self.reorder)
 
 
 @dataclass
@@ -89,13 +78,6 @@ class ChaosProxy:
         self.fired["cut"] += num
         return num
 
-    def half_close(self) -> None:
-        """Ends the stream towards the clients; the other direction stays open."""
-        for task in self._tasks:
-            if task.get_name() == "to_client":
-                task.cancel()
-                self.fired["half_close"] += 1
-
     async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         scheme, _, rest = self.upstream.partition("://")
         try:
@@ -124,66 +106,25 @@ class ChaosProxy:
         self._writers -= pair
 
     async def _carry(self, source: asyncio.StreamReader, sink: asyncio.StreamWriter, faults: Faults) -> None:
-        due: asyncio.Queue[tuple[float, bytes]] = asyncio.Queue()
-        writing = asyncio.create_task(self._write(sink, due, faults))
-        loop = asyncio.get_running_loop()
-        held: bytes | None = None  # a message that the next one overtakes
         try:
             async for data, is_message in _pieces(source, faults):
                 if faults.black_hole:
                     self.fired["black_hole"] += 1
                     continue
-                delay = faults.delay_s + faults.jitter_s * self._random.random()
-                if delay:
-                    self.fired["delay"] += 1
-                pieces = [data]
-                if is_message:
-                    pieces, held = self._tamper(data, held, faults)
-                for piece in pieces:
-                    due.put_nowait((loop.time() + delay, piece))
+                copies = 2 if is_message and self._random.random() < faults.duplicate else 1
+                self.fired["duplicate"] += copies - 1
+                for _ in range(copies):
+                    if faults.rate_bytes_per_s:
+                        await asyncio.sleep(len(data) / faults.rate_bytes_per_s)
+                    sink.write(data)
+                    await sink.drain()
         except (ConnectionError, asyncio.IncompleteReadError):
-            pass
-        finally:
-            writing.cancel()
-            await asyncio.gather(writing, return_exceptions=True)
-
-    def _tamper(self, data: bytes, held: bytes | None, faults: Faults) -> tuple[list[bytes], bytes | None]:
-        chance = self._random.random
-        if chance() < faults.drop:
-            self.fired["drop"] += 1
-            return ([held] if held else []), None
-        if held is None and chance() < faults.reorder:
-            return [], data
-        pieces = [data]
-        if held is not None:
-            self.fired["reorder"] += 1
-            pieces.append(held)
-        if chance() < faults.duplicate:
-            self.fired["duplicate"] += 1
-            pieces.append(data)
-        return pieces, None
-
-    async def _write(
-        self, sink: asyncio.StreamWriter, due: asyncio.Queue[tuple[float, bytes]], faults: Faults
-    ) -> None:
-        loop = asyncio.get_running_loop()
-        try:
-            while True:
-                at, data = await due.get()
-                wait = max(at - loop.time(), 0.0)
-                if faults.rate_bytes_per_s:
-                    wait += len(data) / faults.rate_bytes_per_s
-                if wait > 0:
-                    await asyncio.sleep(wait)
-                sink.write(data)
-                await sink.drain()
-        except ConnectionError:
             pass
 
 
 async def _pieces(source: asyncio.StreamReader, faults: Faults) -> AsyncIterator[tuple[bytes, bool]]:
     """Greeting and commands as they are; messages whole when a fault needs them so, else bytes."""
-    if not faults.needs_messages:
+    if not faults.duplicate:
         while data := await source.read(65536):
             yield data, False
         return

@@ -14,7 +14,6 @@ from chaos_proxy import ChaosProxy
 from inbox import CHUNKS, DEADLINE_S, Inbox
 
 from rlzmq.core.addresses import SocketDirectory
-from rlzmq.core.errors import PeerLostError
 from rlzmq.net.context import CONTROL, Context, SocketOptions
 from rlzmq.net.events import SocketEvent
 from rlzmq.net.keys import Authenticator, CurveClient, CurveServer, KeyPair
@@ -122,15 +121,6 @@ async def test_a_busy_socket_leaves_turns_to_others(context: Context, directory:
         last = num
     # One wake-up by the descriptor and one by call_soon may fall into the same turn.
     assert max(num_between) <= 16
-
-
-async def test_a_router_refuses_a_peer_that_is_not_there(
-    context: Context, directory: SocketDirectory
-) -> None:
-    router = DrainSocket(context, "ROUTER", lambda frames: None, name="leases")
-    router.bind(directory.address("r"))
-    with pytest.raises(PeerLostError, match="leases: no peer b'nobody'"):
-        router.send([b"nobody", b"x"])
 
 
 async def test_a_full_queue_refuses_until_it_was_sent(context: Context, directory: SocketDirectory) -> None:

@@ -22,7 +22,7 @@ from rlzmq.net.socket import (
     sizes_of,
     unpack_frames,
 )
-from rlzmq.wire.codec import MAX_ARRAYS, WIRE_VERSION, BoundExceededError, MalformedFrameError
+from rlzmq.wire.codec import MAX_ARRAYS, BoundExceededError, MalformedFrameError
 
 _sizes = st.one_of(st.integers(0, 50), st.sampled_from([SMALL_BYTES - 1, SMALL_BYTES, 3 * SMALL_BYTES]))
 _messages = st.lists(st.lists(_sizes.map(lambda size: bytes([size % 251]) * size), min_size=1), min_size=1)
@@ -52,10 +52,6 @@ def test_small_frames_beyond_the_bound_stay_frames() -> None:
     assert len(packed) == 1 + 20 - num
     assert len(packed[0]) == 4 + 4 * 25 + 8 + num * len(small)
     assert unpack_frames(packed) == [[b"first"], [small] * 20, [b"end"]]
-
-
-def test_no_wire_version_is_the_mark() -> None:
-    assert PACKED[0] != WIRE_VERSION
 
 
 @pytest.mark.parametrize(

@@ -6,12 +6,11 @@ import asyncio
 from typing import Any
 
 import pytest
-import zmq
-from inbox import CHUNKS, DEADLINE_S, Inbox
+from inbox import CHUNKS, Inbox
 
 from rlzmq.core.addresses import SocketDirectory
 from rlzmq.net.context import Context
-from rlzmq.net.socket import PACKED, DrainSocket, pack_frames, sizes_of
+from rlzmq.net.socket import DrainSocket, pack_frames, sizes_of
 
 
 @pytest.fixture
@@ -148,17 +147,3 @@ async def test_messages_that_came_together_are_handled_in_bounded_turns(
         await asyncio.sleep(0)
         most, last = max(most, handled - last), handled
     assert most <= 8
-
-
-async def test_a_peer_of_an_older_release_would_name_the_versions(context: Context, address: str) -> None:
-    raw = zmq.Context()
-    try:
-        router = raw.socket(zmq.ROUTER)
-        router.bind(address)
-        dealer = DrainSocket(context, "DEALER", None, packs=True)
-        dealer.connect(address)
-        dealer.send([b"\x02\x01", b"x"])
-        assert await asyncio.to_thread(router.poll, 1000 * DEADLINE_S)
-        assert router.recv_multipart()[1][:2] == PACKED
-    finally:
-        raw.destroy(0)

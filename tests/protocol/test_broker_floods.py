@@ -84,31 +84,6 @@ def test_one_address_does_not_push_out_another(monkeypatch):
     assert all(f"uuid-good-{number}-0" in bench.state.hello_ids for number in range(10))
 
 
-def _newcomer(uuid: str) -> state.Newcomer:
-    return state.Newcomer("runner", f"{uuid}@host", uuid, 1)
-
-
-def test_a_newcomer_counts_once_for_the_origin_that_it_came_from_last(monkeypatch):
-    monkeypatch.setattr(state, "_MAX_PER_ORIGIN", 2)
-    known = state.Newcomers()
-    for uuid, origin in (("a", "here"), ("b", "here"), ("a", "there"), ("c", "here")):
-        assert known.add(origin, _newcomer(uuid), lambda _: True) is None
-    assert len(known) == 3
-    assert known.add("here", _newcomer("b"), lambda _: True) is None, "it was there already"
-    assert known.add("here", _newcomer("d"), lambda _: True) == _newcomer("c"), "b came later"
-    assert len(known) == 3
-    assert known.add("here", _newcomer("e"), lambda _: True) == _newcomer("b"), "c was forgotten"
-
-
-def test_an_origin_is_forgotten_with_its_last_newcomer(monkeypatch):
-    monkeypatch.setattr(state, "_MAX_IN_ALL", 2)
-    known = state.Newcomers()
-    for number in range(10):
-        known.add(f"origin-{number}", _newcomer(f"{number}"), lambda _: True)
-        known.discard(f"{number}")
-        assert len(known) == len(known._of) == 0
-
-
 def test_local_peers_are_not_counted(monkeypatch):
     monkeypatch.setattr(state, "_MAX_PER_ORIGIN", 2)
     bench = Bench()
@@ -147,21 +122,3 @@ def test_who_never_reads_is_expelled():
     assert bench.out == []
     assert bench.state.refused == {"overrun": 3}
     assert not bench.state.runners
-
-
-def test_the_driver_hears_no_more_of_strangers_than_it_can_read():
-    bench = Bench()
-    bench.driver()
-    num = 0
-    for number in range(1000):
-        _hello(bench, f"flood-{number}", run_id="another")
-        num += len(bench.sent("driver", Notice))
-    assert num == 200
-    assert bench.state.num_notices_left_out == 800
-    bench.runner("local", run_id="another")
-    assert bench.sent("driver", Notice), "of its own peers it hears all"
-    bench.now += 1.0
-    for number in range(100):
-        _hello(bench, f"later-{number}", run_id="another")
-        num += len(bench.sent("driver", Notice))
-    assert num == 220

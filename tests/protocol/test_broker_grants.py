@@ -11,10 +11,8 @@ from rlzmq.wire.messages import (
     Goodbye,
     LeaseReturned,
     Notice,
-    Pause,
     Refused,
     Rejected,
-    Resume,
     RunnerState,
     ShardPlan,
     ShardReady,
@@ -61,15 +59,6 @@ def test_what_autoreset_took_is_granted_again_exactly():
     (rest,) = bench.leases()
     assert rest.num_vector_steps == 2
     assert rest.accepted == ((1, 1),), "the lease carries the acknowledgement"
-
-
-def test_a_runner_on_its_own_is_never_cut_short():
-    bench = bench_with_runner(batch=400)
-    for _ in range(5):
-        (lease, *_) = bench.leases()
-        bench.now += 1.0
-        bench.fragment(lease.lease_id, steps=lease.num_vector_steps * 4)
-        assert {lease.max_s for lease in bench.leases()} <= {0.0}
 
 
 def test_a_slow_runner_gets_less_of_the_rest_and_is_cut_after_twice_its_time():
@@ -233,30 +222,6 @@ def test_what_a_runner_claims_counts_only_once_it_has_shown_it():
     assert bench.state.most_envs == 64, "it may have more than others, and deliver more"
     bench.send("b", Goodbye("leaving"))
     assert bench.state.most_envs == 4, "nor does it widen the bound on staleness for ever"
-
-
-def test_more_than_a_share_of_the_memory_is_not_taken_without_a_lease():
-    bench = Bench(window_bytes=1000, memory_bytes=1000, resent_bytes=500)
-    bench.driver()
-    bench.runner()
-    taken = 0
-    while not bench.sent("runner", Rejected):
-        bench.fragment(steps=1)
-        taken += 1
-        assert taken < 100
-    assert bench.sent("runner", Rejected)[0].reason == "overrun"
-    assert bench.state.ledger.num_bytes <= 1000
-    assert bench.state.ledger.accounting.dropped == {"rejected": 1}
-
-
-def test_pause_and_resume():
-    bench = Bench()
-    bench.ready_run()
-    bench.send("driver", Pause())
-    bench.runner()
-    assert bench.leases() == []
-    bench.send("driver", Resume())
-    assert len(bench.leases()) == 2
 
 
 def test_staleness_lets_runners_run_ahead_by_its_slots_only():

@@ -6,12 +6,11 @@ import pytest
 from core_fakes import Bench
 
 from rlzmq.protocol.driver_core import parse_report
-from rlzmq.protocol.events import Received, Tick
+from rlzmq.protocol.events import Tick
 from rlzmq.wire.messages import (
     Accepted,
     DriverState,
     Goodbye,
-    Hello,
     Notice,
     Refused,
     Rejected,
@@ -74,25 +73,6 @@ def test_names_and_hellos_of_the_past_do_not_pile_up(monkeypatch):
     newest = [str(index) for index in [*range(21, 30), 20]]
     assert list(bench.state.names) == [("runner", name) for name in newest]
     assert list(bench.state.hello_ids) == [f"uuid-{name}" for name in newest]
-
-
-def test_of_processes_that_are_not_let_in_again_the_oldest_are_let_go(monkeypatch):
-    monkeypatch.setattr("rlzmq.protocol.broker.state._MAX_FENCED", 3)
-    bench = Bench()
-    for index in range(5):  # each takes the name from its predecessor
-        bench.hello(f"{index}", "runner", num_envs=1, name="runner")
-    assert list(bench.state.fenced) == ["uuid-1", "uuid-2", "uuid-3"]
-
-
-def test_a_crowd_leaves_no_records(monkeypatch):
-    monkeypatch.setattr("rlzmq.protocol.broker.state._MAX_PER_ORIGIN", 2)
-    bench = Bench()
-    for index in range(9):
-        hello = Hello("runner", f"{index}@host", f"uuid-{index}", hello_id=1, num_envs=1, incarnation=7)
-        bench.event(Received(b"%d" % index, hello, (b"",), "runner 10.0.0.1"))
-    assert list(bench.state.names) == [("runner", "7@host"), ("runner", "8@host")]
-    assert list(bench.state.hello_ids) == ["uuid-7", "uuid-8"]
-    assert list(bench.state.ledger.runners) == [("uuid-7", 7), ("uuid-8", 7)]
 
 
 # ------------------------------------------------------------------ what it says
@@ -228,22 +208,3 @@ def test_a_runner_is_forgotten_the_whole_time_after_it_was_last_here():
     bench.send("comes back", Goodbye("bye"))
     assert _kept(bench, 100.0) == ["uuid-there", "uuid-holds", "uuid-comes back"]
     assert _kept(bench, 110.0) == ["uuid-there", "uuid-holds"], "what it holds is not trained yet"
-
-
-def test_of_too_many_absent_runners_those_that_left_first_are_forgotten(monkeypatch):
-    monkeypatch.setattr("rlzmq.protocol.broker.state._MAX_ABSENT", 2)
-    bench = _with_runners(*"abcd", forget_after_s=1e4)
-    for name in "cab":
-        bench.send(name, Goodbye("bye"))
-        kept = _kept(bench, bench.now + 10.0)
-    assert kept == ["uuid-a", "uuid-b", "uuid-d"]
-
-
-def test_a_newcomer_that_is_forgotten_is_none_any_more():
-    bench = Bench(peer_timeout_s=1e4, forget_after_s=50.0)
-    hello = Hello("runner", "a@host", "uuid-a", hello_id=1, num_envs=1)
-    bench.event(Received(b"a", hello, (b"",), "runner 10.0.0.1"))
-    assert len(bench.state.newcomers) == 1
-    bench.send("a", Goodbye("bye"))
-    assert _kept(bench, 60.0) == []
-    assert len(bench.state.newcomers) == 0

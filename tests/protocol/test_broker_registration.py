@@ -1,4 +1,4 @@
-"""Who is let in to the broker, who may say what, and who is gone."""
+"""Who is let in to the broker, what outlives a connection, who may say what; what a driver asks for."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ import pytest
 from core_fakes import Bench, publication
 
 from rlzmq.protocol.events import Malformed, PeerLost, Send
-from rlzmq.wire.fragment_message import pack_ranges
+from rlzmq.wire.codec import FragmentId
+from rlzmq.wire.fragment_message import FragmentRange, pack_ranges
 from rlzmq.wire.messages import (
     Config,
     ConfigRequest,
@@ -15,7 +16,10 @@ from rlzmq.wire.messages import (
     Refused,
     Rejected,
     StatusRequest,
+    TraceClock,
+    TraceEvents,
     Weights,
+    Welcome,
 )
 
 
@@ -125,3 +129,154 @@ def test_a_learner_whose_frames_do_not_fit_what_it_says_is_refused(fields, num_f
     )
     assert bench.state.refused == {"schema": 1}
     assert not bench.state.ranks
+
+
+def _is_known(bench: Bench, connection: str) -> bool:
+    bench.send(connection, StatusRequest())
+    return not bench.sent(connection, Refused)
+
+
+# ------------------------------------------------------------------ who may register
+
+
+@pytest.mark.parametrize(
+    ("rank", "num_ranks", "is_welcome"),
+    [(0, 1, True), (1, 2, True), (0, 2**16, True), (-1, 1, False), (1, 1, False), (0, 2**16 + 1, False)],
+)
+def test_ranks_lie_within_their_group(rank, num_ranks, is_welcome):
+    bench = Bench()
+    frames = tuple(pack_ranges([]))
+    bench.hello("learner", "learner", frames, rank=rank, num_ranks=num_ranks, generation=1)
+    if is_welcome:
+        assert bench.sent("learner", Welcome)
+    else:
+        (refused,) = bench.sent("learner", Refused)
+        assert (refused.reason, refused.detail) == (
+            "rank",
+            f"rank {rank} of {num_ranks} ranks does not exist",
+        )
+
+
+@pytest.mark.parametrize(
+    "fields", [{"uuid": "another"}, {"num_ranks": 3}, {"uuid": "another", "num_ranks": 3}]
+)
+def test_a_place_in_a_generation_is_taken_once(fields):
+    bench = Bench()
+    bench.learner(0, 2)
+    bench.learner(0, **{"num_ranks": 2, **fields})
+    (refused,) = bench.sent("learner-0", Refused)
+    assert (refused.reason, refused.detail) == ("fenced", "rank 0 of generation 1 is taken")
+    bench.learner(1, 2)
+    assert bench.sent("learner-1", Welcome)
+
+
+def test_who_came_before_the_driver_and_does_not_fit_is_turned_away_when_it_comes():
+    bench = Bench()
+    bench.runner("alien", config_digest="theirs")
+    bench.runner("ours", config_digest="ours")
+    bench.hello("top", "observer")
+    bench.driver(config_digest="ours")
+    (refused,) = bench.sent("alien", Refused)
+    detail = "config_digest: the run has 'ours', the peer has 'theirs'"
+    assert (refused.reason, refused.detail) == ("config_digest", detail)
+    assert bench.state.refused == {"config_digest": 1}
+    assert [n.detail for n in bench.sent("driver", Notice) if n.event == "refused"] == [detail]
+    assert [_is_known(bench, peer) for peer in ("alien", "ours", "top", "driver")] == [
+        False,
+        True,
+        True,
+        True,
+    ]
+    assert list(bench.state.runners) == ["uuid-ours"]
+
+
+# ------------------------------------------------------------------ what outlives a connection
+
+
+@pytest.mark.parametrize("role", ["runner", "learner", "driver"])
+def test_who_comes_back_on_another_connection_has_left_its_old_one(role):
+    bench = Bench()
+    fields = {"runner": {"num_envs": 4}, "learner": {"rank": 0, "num_ranks": 1, "generation": 1}}.get(
+        role, {}
+    )
+    payload = tuple(pack_ranges([])) if role == "learner" else ()
+    for hello_id, connection in enumerate(("old", "new"), start=1):
+        bench.hello(connection, role, payload, name="peer", uuid="uuid", hello_id=hello_id, **fields)
+    assert list(bench.state.by_routing) == [b"new"]
+    bench.event(PeerLost(b"old"))
+    assert len(bench.state.runners) + len(bench.state.ranks) + (bench.state.driver is not None) == 1
+    assert not _is_known(bench, "old")
+
+
+# ------------------------------------------------------------------ who leaves
+
+
+def _range(seq: int, num_steps: int = 20) -> FragmentRange:
+    return FragmentRange(FragmentId("uuid-runner", 1, seq), 0, num_steps)
+
+
+# ------------------------------------------------------------------ a driver comes
+
+
+def test_what_an_earlier_driver_left_open_below_is_void():
+    bench = Bench()
+    bench.driver()
+    for update_id in range(4):
+        bench.open(update_id)
+    bench.driver(uuid="another", incarnation=9, next_update=2)
+    assert bench.core.status()["open_updates"] == [2, 3]
+    assert bench.core.status()["next_commit"] == 2
+    bench.driver(uuid="third", incarnation=10, next_update=1)
+    assert bench.core.status()["next_commit"] == 2
+
+
+def test_updates_in_training_that_the_driver_has_reports_of_are_done():
+    bench = Bench()
+    bench.runner()
+    bench.fragment(steps=20, seq=0)
+    payload = (*pack_ranges([]), *pack_ranges([_range(0)]), *pack_ranges([_range(1)]))
+    place = {"rank": 0, "num_ranks": 1, "training_updates": (0, 1), "training_attempts": (7, 8)}
+    bench.hello("learner-0", "learner", payload, generation=1, **place)
+    bench.driver(next_update=1, trained=20)
+    assert bench.core.status()["updates_in_flight"] == [1]
+    assert bench.state.ledger.accounting.counts() == {"sampled": 20, "trained": 20, "pending": 0}
+    assert bench.state.ledger.is_committed(FragmentId("uuid-runner", 1, 0))
+
+
+def test_what_was_sampled_before_the_drivers_lineage_is_dropped():
+    bench = Bench()
+    bench.runner()
+    for generation in (1, 2, 3):
+        bench.fragment(steps=10, generation=generation)
+    bench.driver(next_update=4, generation=2)
+    accounting = bench.state.ledger.accounting
+    assert (accounting.dropped, accounting.pending) == ({"rolled_back": 10}, 20)
+    bench.fragment(steps=5, generation=1)
+    assert accounting.dropped == {"rolled_back": 15}
+
+
+# ------------------------------------------------------------------ the trace
+
+
+def test_stages_of_other_hosts_go_to_the_driver_one_message_at_a_time_and_its_clock_to_their_sender():
+    bench = Bench()
+    bench.driver()
+    bench.runner()
+    bench.runner("other")
+
+    def forwarded(peer, sent_s, payload=b"stages"):
+        bench.send(peer, TraceEvents(sent_s, "forged"), (payload,))
+        return [(message.source, message.sent_s) for message in bench.sent("driver", TraceEvents)]
+
+    assert forwarded("runner", 1.0) == [("uuid-runner", 1.0)]
+    assert forwarded("runner", 2.0) == [], "the first one is not answered"
+    assert forwarded("other", 3.0) == [("uuid-other", 3.0)]
+    bench.send("driver", TraceClock("uuid-runner", 1.0, 9.0))
+    assert bench.sent("runner", TraceClock) == [TraceClock("uuid-runner", 1.0, 9.0)]
+    assert bench.sent("other", TraceClock) == []
+    assert forwarded("runner", 4.0) == [("uuid-runner", 4.0)]
+    bench.now += 1.0
+    assert forwarded("runner", 5.0) == [("uuid-runner", 5.0)], "the answer was lost"
+    bench.now += 1.0
+    assert forwarded("runner", 6.0, bytes(2 << 20)) == []
+    assert bench.sent("runner", Rejected)[-1].reason == "bound"

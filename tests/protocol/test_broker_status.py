@@ -26,13 +26,11 @@ from rlzmq.wire.messages import (
     ShardReady,
     Snapshot,
     SnapshotRequest,
-    Status,
     StatusRequest,
     UpdateCommitted,
     Weights,
     Welcome,
 )
-from rlzmq.wire.values import unpack_blob
 
 
 def _waits(bench: Bench) -> list[str]:
@@ -77,51 +75,6 @@ def test_a_working_broker_says_what_it_holds_and_since_when():
     assert status["oldest_fragment_s"] == 4.0
     assert status["fragment_bytes"] == bench.state.ledger.num_bytes > 0
     assert (status["has_driver"], status["next_commit"], status["open_updates"]) == (True, 0, [0])
-
-
-def test_an_observer_is_told_what_only_the_sockets_know_too():
-    bench = Bench()
-    bench.core.more_status = lambda: {"extra": 7, "run_id": "over"}
-    bench.hello("top", "observer")
-    bench.send("top", StatusRequest())
-    ((message, payload),) = [(item.message, item.payload) for item in bench.out]
-    assert message == Status()
-    status = unpack_blob(payload[0])
-    assert (status["extra"], status["run_id"], status["incarnation"]) == (7, "over", 5)
-
-
-def test_the_driver_is_told_what_the_broker_has_of_it():
-    bench = Bench()
-    bench.driver()
-    assert _progress(bench).next_open == 0
-    bench.learner()
-    bench.weights(0)
-    for update_id in (0, 1, 3):
-        bench.open(update_id, batch=40, weights_version=0)
-    bench.send("driver", ConnectorState(4), (b"state",))
-    bench.runner()
-    bench.fragment(bench.leases()[0].lease_id, steps=18)
-    progress = _progress(bench)
-    assert (progress.next_open, progress.connector_version, progress.min_generation) == (2, 4, -1)
-    assert not progress.is_paused
-
-
-def test_nothing_stands_still_before_an_update_is_asked_for_nor_in_a_pause():
-    bench = Bench()
-    bench.driver()
-    bench.now = 5.0
-    bench.event(Tick())
-    assert bench.core.status()["still_s"] == 0.0
-    bench.open(0)
-    bench.now = 8.0
-    bench.event(Tick())
-    assert bench.core.status()["still_s"] == 3.0
-    bench = Bench()
-    bench.driver()
-    bench.open(0)
-    bench.now = 0.5
-    bench.event(Tick())
-    assert bench.core.status()["still_s"] == 0.5
 
 
 def test_how_long_those_at_work_may_make_no_progress():
@@ -295,18 +248,6 @@ def test_old_data_is_used_up_to_the_bound_that_the_driver_sets():
         assert bench.state.ledger.accounting.dropped == dropped
 
 
-@pytest.mark.parametrize(("version", "dropped"), [(2, {}), (1, {"stale": 7})])
-def test_a_batch_smaller_than_a_vector_step_uses_older_data(version, dropped):
-    bench = Bench()
-    bench.driver(next_update=5)
-    bench.learner(next_update=5)
-    bench.weights(5)
-    bench.send("driver", OpenUpdate(5, 3, 1, 5, staleness=1, max_policy_lag=0))
-    bench.runner(num_envs=7)
-    bench.fragment(steps=7, version=version)
-    assert bench.state.ledger.accounting.dropped == dropped, "a vector step of seven fills three batches"
-
-
 @pytest.mark.parametrize("is_away", [False, True])
 def test_a_report_lets_go_of_fragments_also_of_a_runner_that_has_left(is_away):
     bench = bench_with_runner(batch=20)
@@ -320,13 +261,6 @@ def test_a_report_lets_go_of_fragments_also_of_a_runner_that_has_left(is_away):
     assert bench.sent("runner", Welcome)
 
 
-def progress_of(bench: Bench) -> Progress:
-    bench.now += 1.0
-    bench.event(Tick())
-    (progress,) = bench.sent("driver", Progress)
-    return progress
-
-
 def test_env_steps_move_an_update_that_is_collected_and_not_one_that_is_trained():
     bench = bench_with_runner(batch=40)
     leases = [lease.lease_id for lease in bench.sent("runner", Lease)]
@@ -334,39 +268,19 @@ def test_env_steps_move_an_update_that_is_collected_and_not_one_that_is_trained(
     def step(progress: int) -> int:
         state = RunnerState(0, 0, (), tuple(leases), True, 1, 0, -1, progress, 0)
         bench.send("runner", state)
-        return progress_of(bench).num_moves
+        return _progress(bench).num_moves
 
     assert [step(1), step(2), step(2), step(3)] == [1, 2, 2, 3]
-    assert progress_of(bench).patience_s > 0
+    assert _progress(bench).patience_s > 0
     assert "collecting update 0" in bench.core.status()["waits"][0]
     assert bench.core.status()["still_s"] == 2.0
     bench.fragment(leases.pop(0), steps=20)
     bench.fragment(leases.pop(0), steps=20)
     assert bench.state.runs
-    collected = progress_of(bench).num_moves
+    collected = _progress(bench).num_moves
     assert collected == 5
     assert step(4) == step(5) == collected
     assert "waits for READY of update 0 from learner-0" in bench.core.status()["waits"][0]
-
-
-def test_a_pause_comes_first():
-    bench = Bench()
-    bench.ready_run(batch=20)
-    bench.send("driver", Pause())
-    first, second, *_ = _waits(bench)
-    assert first == "broker: grants no leases, the driver has paused it"
-    assert second.startswith("broker: has been collecting update 0")
-
-
-def test_what_is_missing_is_named():
-    bench = Bench()
-    assert bench.core.status()["waits"] == ["broker: waits for a driver"]
-    bench.driver()
-    assert bench.core.status()["waits"] == ["broker: waits for the driver to open update 0"]
-    bench.open(0, batch=40)
-    waits = "\n".join(bench.core.status()["waits"])
-    assert "none is registered" in waits
-    assert "waits for learners" in waits
 
 
 def test_a_runner_is_sent_a_connector_state_once():

@@ -7,6 +7,7 @@ import dataclasses
 import pytest
 from core_fakes import TIMERS, instructions_in, messages_in, receive, welcome
 
+from rlzmq.core.patience import Retries
 from rlzmq.protocol import events as E
 from rlzmq.protocol.driver_core import DriverCore, parse_report
 from rlzmq.wire import messages as m
@@ -199,3 +200,23 @@ def test_a_reported_update_is_not_open_any_more():
     assert messages_in(receive(core, _progress(next_open=0)), m.OpenUpdate) == [_update(1)]
     core.start(0.0)
     assert messages_in(welcome(core, broker=6), m.OpenUpdate) == [_update(1)]
+
+
+def test_updates_are_opened_in_order():
+    core = _driver()
+    assert messages_in(core.open_update(_update(0)), m.OpenUpdate)
+    with pytest.raises(ValueError, match="expected 1, got 0"):
+        core.open_update(_update(0))
+
+
+def test_the_tries_of_one_peer_in_a_row_are_counted_and_reported_once() -> None:
+    retries = Retries(3)
+    assert [retries.try_again("a") for _ in range(5)] == [False, False, True, False, False]
+    assert not retries.try_again("b")
+
+
+def test_a_large_message_begins_the_count_again() -> None:
+    retries = Retries(2)
+    retries.try_again("a")
+    retries.passed("a")
+    assert not retries.try_again("a")

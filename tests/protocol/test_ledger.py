@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -201,29 +199,6 @@ def test_memory_is_counted_while_it_is_held_and_on_average_of_all_that_came():
     assert ledger.mean_bytes == 15
 
 
-def test_free_steps_are_those_of_versions_within_both_bounds():
-    ledger = Ledger()
-    for seq, version in enumerate((3, 4, 5, 4)):
-        _version(ledger, seq, 10**seq, version)
-    assert ledger.free_steps() == 1111
-    assert ledger.free_steps(4) == 1110
-    assert ledger.free_steps(4, 4) == 1010
-    assert ledger.free_steps(max_version=3) == 1
-    assert ledger.free_steps(max_version=4) == 1011
-    ledger.take(ledger.entries[_id(1)], 4)
-    assert ledger.free_steps(4, 4) == 1006
-    ledger.drop(ledger.entries[_id(1)], "stale")
-    assert ledger.free_steps(4, 4) == 1000
-    assert [entry.id.seq for entry in ledger.free_entries()] == [0, 2, 3]
-
-
-@pytest.mark.parametrize("num_steps", [0, 11])
-def test_nothing_and_more_than_is_free_cannot_be_taken(num_steps):
-    ledger = _ledger(10)
-    with pytest.raises(AssertionError, match=f"{num_steps} of 10 free steps"):
-        ledger.take(ledger.entries[_id(0)], num_steps)
-
-
 def test_what_the_driver_has_accounted_for_is_disowned_and_no_more():
     ledger = Ledger()
     for fragment in (_id(0), _id(1), _id(0, "other"), _id(0, incarnation=2)):
@@ -269,22 +244,3 @@ def test_each_step_is_in_one_place() -> None:
     account.add_base(7, {"stale": 1, "surplus": 2})
     assert account.counts() == {"sampled": 10 + 2 + 5 - 1 + 10, "trained": 4 + 5 + 7, "pending": 2}
     assert account.dropped == {"stale": 4, "fenced": 2, "surplus": 2}
-
-
-@pytest.mark.parametrize(
-    "change",
-    [
-        lambda account: account.accept(-4),
-        lambda account: account.train(4),
-        lambda account: account.drop(4, "stale"),
-        lambda account: account.disown(4),
-        lambda account: account.recover(-5),
-        lambda account: account.refuse(-1, "fenced"),
-        lambda account: account.add_base(-5, {}),
-        lambda account: account.add_base(0, {"surplus": -1}),
-    ],
-)
-def test_what_cannot_be_is_noticed_by_the_change_that_makes_it(change: Callable[[StepAccount], None]) -> None:
-    account = _account()
-    with pytest.raises(AssertionError):
-        change(account)

@@ -109,3 +109,26 @@ def test_a_fragment_that_does_not_fit_into_a_message_is_no_refused_message():
     ) as caught:
         _sampled(core, batch={"meta": "x" * 70_000})
     assert not isinstance(caught.value, WireError)
+
+
+# ------------------------------------------------------------------ runner
+
+
+def test_a_lease_waits_for_its_connector_state():
+    core = _ready()
+    receive(core, m.ConnectorState(1), payload=(b"old",))
+    assert receive(core, _lease(connector_version=2)) == []
+    started = receive(core, m.ConnectorState(2), payload=(b"new",))
+    assert [type(i) for i in started] == [E.ApplyWeights, E.ApplyConnectorState, E.StartLease]
+    assert instructions_in(started, E.ApplyConnectorState)[0].blob == b"new"
+
+
+def test_a_leaving_runner_returns_leases_hands_over_and_says_goodbye():
+    core = _ready()
+    receive(core, _lease(1))
+    receive(core, _lease(2))
+    assert [r.lease_id for r in messages_in(core.leave(0.0), m.LeaseReturned)] == [2]
+    assert messages_in(_sampled(core), m.Goodbye) == []
+    left = receive(core, m.Accepted(1, ((0, 0),)))
+    assert messages_in(left, m.Goodbye)
+    assert instructions_in(left, E.Stop)

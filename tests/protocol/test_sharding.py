@@ -53,14 +53,6 @@ def test_ranges_are_cut_between_environments_of_different_ranks() -> None:
     assert shards_by_env(ledger, [rest], 2) == [[], [(second, 2, 4)]]
 
 
-def test_numbers_that_do_not_add_up_are_not_used() -> None:
-    ledger = Ledger()
-    for seq, env_steps in enumerate([(3, 4), (-1, 11)]):
-        entry = ledger.accept(FragmentId("a", 1, seq), 10, generation=0, version=0, env_steps=env_steps)
-        assert entry is not None
-        assert entry.env_steps == ()
-
-
 def test_the_broker_keeps_an_environments_steps_at_one_rank_and_takes_all() -> None:
     bench = Bench()
     bench.ready_run(num_ranks=2, batch=40, keeps_episodes=True)

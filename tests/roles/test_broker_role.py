@@ -12,15 +12,12 @@ from typing import Any
 import pytest
 import zmq
 
-from rlzmq.core.addresses import SocketDirectory
 from rlzmq.core.errors import ConfigurationError, PeerLostError
-from rlzmq.net.context import Context
-from rlzmq.net.socket import DrainSocket
 from rlzmq.protocol.events import Quarantine, Send
 from rlzmq.roles.broker_role import BrokerRole
-from rlzmq.wire.codec import WIRE_VERSION, FragmentId
+from rlzmq.wire.codec import FragmentId
 from rlzmq.wire.fragment_message import decode_fragment, encode_fragment, fragment_from_bytes
-from rlzmq.wire.messages import BrokerBeat, Fragment, Goodbye, Hello, Refused, decode_message, encode_message
+from rlzmq.wire.messages import BrokerBeat, Fragment, Goodbye, Hello, encode_message
 from tests.driver.broker_peers import FakeDriver, FakeLearner, FakePeer, FakeRunner
 from tests.support.runs import until_async
 
@@ -103,79 +100,6 @@ async def test_a_hundred_runners_that_could_send_more_than_fits_are_held_back_an
     await broker.stop()
     most_fragments = 1 + batch // 32  # the last that is sampled ahead, and the batch that is due
     assert limit / 2 < most_bytes <= limit + most_fragments * fragment_bytes
-
-
-async def test_a_broker_that_dies_and_comes_back_loses_nothing():
-    directory = SocketDirectory()
-    addresses = {name: directory.address(name) for name in ("data", "weights")}
-    brokers = [BrokerRole("run", _OPTIONS, addresses=addresses, incarnation=1)]
-    await brokers[0].start()
-    deaths = asyncio.Event()
-
-    def on_trained(update_id: int) -> None:
-        if update_id in (2, 5):
-            deaths.set()
-
-    async def kill_and_restart() -> None:
-        """As a kill: no goodbye, whatever was in flight is gone."""
-        for incarnation in (2, 3):
-            await deaths.wait()
-            deaths.clear()
-            dead = brokers[-1]
-            dead._core.stop = lambda reason: []  # type: ignore[method-assign]
-            await dead.stop()
-            brokers.append(BrokerRole("run", _OPTIONS, addresses=addresses, incarnation=incarnation))
-            await brokers[-1].start()
-
-    async with _peers(
-        lambda: FakeDriver(addresses, 9, 100, staleness=1, max_policy_lag=1),
-        lambda: FakeLearner(addresses, on_trained),
-        lambda: FakeRunner("runner-0", addresses),
-        lambda: FakeRunner("runner-1", addresses),
-    ) as (driver, learner, *_):
-        killer = asyncio.create_task(kill_and_restart())
-        await asyncio.wait_for(driver.finished, 40)
-        await asyncio.wait_for(killer, 10)
-        _check(driver, learner, 100)
-        assert len(brokers) == 3
-    await brokers[-1].stop()
-    directory.close()
-
-
-async def test_hostile_bytes_are_refused_and_counted_and_the_run_goes_on():
-    broker = BrokerRole("run", _OPTIONS)
-    addresses = await broker.start()
-    answers: list[Any] = []
-    context = Context()
-    attacker = DrainSocket(
-        context, "DEALER", lambda frames: answers.append(decode_message(frames)[0]), packs=True
-    )
-    attacker.connect(addresses["data"])
-    fragment = encode_fragment(Fragment("r", 1, 0, 0, 5, 1, 0, -1, {}), [], None)
-    for frames in (
-        [b""],
-        [b"\xff" * 1000],
-        [bytes([WIRE_VERSION, 1]) + b"\x81" * 60_000],
-        [bytes([WIRE_VERSION + 1, 1]) + b"\x80"],
-        [fragment[0], b"x" * 100, b"y"],
-        encode_message(Hello("pirate", "x", "y")),
-        [b"", b""],
-    ):
-        attacker.send(frames)
-    async with _peers(
-        lambda: FakeDriver(addresses, 2, 50),
-        lambda: FakeLearner(addresses),
-        lambda: FakeRunner("runner", addresses),
-    ) as (driver, learner, _):
-        await asyncio.wait_for(driver.finished, 20)
-        _check(driver, learner, 50)
-    refused = (await broker.status())["refused"]
-    assert sum(refused.values()) >= 7
-    assert refused["version"] == 2
-    assert {answer.reason for answer in answers if isinstance(answer, Refused)} == {"version", "role"}
-    attacker.close()
-    await context.aclose()
-    await broker.stop()
 
 
 async def test_open_tcp_without_keys_is_refused():

@@ -130,7 +130,10 @@ def _step_watched(sampling: Sampling) -> None:
 # -- whole runs ---------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("mode", hangs.MODES)
+@pytest.mark.parametrize(
+    "mode",
+    [pytest.param(mode, marks=[pytest.mark.slow] * (mode == "vector_entry_point")) for mode in hangs.MODES],
+)
 async def test_hangs_in_first_and_random_calls_while_the_broker_is_replaced(
     mode: str, tmp_path: Path
 ) -> None:
@@ -183,11 +186,14 @@ class Rank:
         self.noticed.set()
 
 
-def test_an_update_that_never_returns_is_noticed_and_waiting_for_others_is_none() -> None:
+def test_an_update_that_never_returns_is_noticed_and_waiting_for_others_is_none(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("rlzmq.roles.hang_watch.ANSWER_S", 0.5)
     rank = Rank(learner_timeout_s=0, process_start_timeout_s=0)
     rank.is_waiting = True
     with rank.watch.call("an update"):
-        assert not rank.noticed.wait(4.0)
+        assert not rank.noticed.wait(1.0)
         rank.is_waiting = False
         assert rank.noticed.wait(10.0)
     assert "learner-1 hangs: an update has not returned for" in str(rank.hang[0])

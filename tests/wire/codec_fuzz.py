@@ -164,26 +164,7 @@ def _of_batch(batch: Any) -> list[tuple[list[bytes], Decoder]]:
     return [*[(frames, open_whole)] * 3, (frames, open_meta)]
 
 
-_INTERESTING = [
-    0x00,
-    0x01,
-    0x7F,
-    0x80,
-    0x8F,
-    0x90,
-    0x9F,
-    0xC0,
-    0xC1,
-    0xC4,
-    0xC7,
-    0xC9,
-    0xCF,
-    0xD3,
-    0xDB,
-    0xDD,
-    0xDF,
-    0xFF,
-]
+_INTERESTING = bytes.fromhex("00 01 7f 80 8f 90 9f c0 c1 c4 c7 c9 cf d3 db dd df ff")
 
 
 _VALUES: list[Any] = [

@@ -98,7 +98,14 @@ def test_another_version_is_refused_with_both_versions_named():
     assert caught.value.reason == "version"
 
 
-@pytest.mark.parametrize("dtype", ["O", "V8", "f16", "<U0", "<M8[5D]", "i4,f4", "Q;import os", ">f8"])
+@pytest.mark.parametrize(
+    "dtype",
+    [
+        *("O", "V8", "f16", "i4,f4", "Q;import os", ">f8", "<f8 "),
+        *("<U0", "|S", "|S-1", "|S٣", "<S3", "|U3", f"|S{(1 << 20) + 1}", f"<U{(1 << 18) + 1}"),
+        *("<M8[5D]", "<M8[xs]", "<M8[ns", "<M8[ns)"),
+    ],
+)
 def test_dtypes_outside_the_whitelist_are_refused(dtype):
     first = bytes([WIRE_VERSION, 1]) + msgpack.packb([{}, [[dtype, 1]]])
     with pytest.raises(codec.UnsupportedDtypeError, match="whitelist"):

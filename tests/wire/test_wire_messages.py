@@ -1,28 +1,36 @@
-"""Typed headers, ranges, fragments and publications: round trips and refusals."""
+"""Typed headers, ranges and fragments: round trips, refusals, and bounds to the last one that passes."""
 
 from __future__ import annotations
 
 import dataclasses
 import itertools
 
+import msgpack
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from rlzmq.wire import codec
+from rlzmq.wire import fragment_message as ranges_module
 from rlzmq.wire import messages as m
 from rlzmq.wire.codec import (
-    FOLDED,
-    FRAMES_NEEDED,
-    PUBLICATION,
+    MAX_ARRAYS,
+    MAX_HEADER_BYTES,
+    WIRE_VERSION,
+    BoundExceededError,
+    FragmentId,
+    MalformedFrameError,
+    SchemaError,
     decode,
+    decode_spec,
     encode,
     encode_opaque,
     first_number,
     from_header,
-    message,
+    pack_header,
     to_header,
+    unpack_header,
 )
 from rlzmq.wire.fragment_message import (
     FragmentRange,
@@ -57,23 +65,6 @@ def _example(cls):
 
 
 _CLASSES = sorted(m.MESSAGES.values(), key=lambda cls: cls.__name__)
-
-
-def test_every_message_has_its_own_kind():
-    assert all(cls.kind == kind for kind, cls in m.MESSAGES.items())
-    for taken in (m.Hello.kind, PUBLICATION, FOLDED, FRAMES_NEEDED, 128, 0):
-        with pytest.raises(ValueError, match=f"kind {taken} of Another: expected a free number"):
-            message(taken)(type("Another", (m.WireMessage,), {}))
-
-
-@pytest.mark.parametrize("kind", [1, 127])
-def test_a_message_is_found_by_its_kind_and_never_changes(kind, monkeypatch):
-    monkeypatch.setattr(codec, "MESSAGES", {})
-    another = message(kind)(type("Another", (m.WireMessage,), {"__annotations__": {"number": int}}))
-    assert (codec.MESSAGES, another.kind) == ({kind: another}, kind)
-    with pytest.raises(dataclasses.FrozenInstanceError):
-        another(3).number = 4
-    assert not hasattr(another(3), "__dict__"), "of a million fragments' messages, none has one"
 
 
 def test_a_brokers_numbers_are_above_a_million_of_the_one_before():
@@ -161,13 +152,6 @@ def test_a_quarantined_fragment_can_be_read_again():
             fragment_from_bytes(torn)
 
 
-def test_no_other_message_is_a_fragment():
-    with pytest.raises(codec.SchemaError):
-        decode_fragment(m.encode_message(m.Pause()))
-    with pytest.raises(codec.WireError):
-        decode_fragment(encode(m.Fragment.kind, {}, []))
-
-
 _ids = st.builds(
     m.FragmentId, st.text(alphabet="abcé-0", min_size=1, max_size=6), st.integers(0, 9), st.integers(0, 2**40)
 )
@@ -207,6 +191,126 @@ def test_damaged_ranges_are_refused(frames):
         unpack_ranges(frames)
 
 
-def test_decode_of_a_message_with_arrays_gives_the_typed_header():
-    message = decode(encode_fragment(_example(m.Fragment), [], None))
-    assert from_header(m.Fragment, message.header) == _example(m.Fragment)
+# ------------------------------------------------------------------ fields of headers
+
+_FIELDS = {
+    "int": ("weights_version", [-1, 0, 2**48], [-2, 2**48 + 1, True, 1.0, "1"]),
+    "id": ("lease_id", [-1, 0, 2**63 - 1], [-2, 2**63, True, 1.0]),
+    "float": ("timeout_s", [0, 0.0, 1.5, 9.9e14], [-0.1, 1e15, float("nan"), float("inf"), True, "1"]),
+    "bool": ("exact", [True, False], [0, 1, "x"]),
+    "spans": (
+        "accepted",
+        [(), [], [[0, 0]], ((1, 2), (5, 2**48))],
+        [((2, 1),), ((-1, 1),), ((1,),), (1,), ((1, 2, 3),), {}, ((0, 2**48 + 1),)],
+    ),
+}
+_LEASE = m.Lease(1, 2, 3, 4, 5, True, 6, 7.0)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [(name, value) for name, good, _ in _FIELDS.values() for value in good]
+)
+def test_what_a_field_may_be(name, value):
+    got = getattr(from_header(m.Lease, {**to_header(_LEASE), name: value}), name)
+    assert got == (tuple(map(tuple, value)) if name == "accepted" else value)
+    assert type(got) is (float if name == "timeout_s" else type(getattr(_LEASE, name)))
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [(name, value) for name, _, bad in _FIELDS.values() for value in bad]
+)
+def test_what_a_field_may_not_be(name, value):
+    with pytest.raises(SchemaError, match=rf"Lease\.{name}: does not accept this"):
+        from_header(m.Lease, {**to_header(_LEASE), name: value})
+
+
+@pytest.mark.parametrize(
+    ("detail", "is_good"), [("", True), ("x" * 4096, True), ("x" * 4097, False), (b"x", False)]
+)
+def test_texts_are_short(detail, is_good):
+    header = {"seq": 1, "reason": "r", "detail": detail}
+    if is_good:
+        assert from_header(m.Rejected, header) == m.Rejected(1, "r", detail)
+    else:
+        with pytest.raises(SchemaError, match=r"Rejected\.detail"):
+            from_header(m.Rejected, header)
+
+
+def test_control_characters_in_texts_are_made_visible():
+    got = from_header(m.Rejected, {"seq": 1, "reason": "r", "detail": "a\x1b[31mb"})
+    assert "\x1b" not in got.detail
+
+
+@pytest.mark.parametrize("value", [("r", 1), ("r", 1, 2, 3), ("r", -2, 0), (1, 1, 1), 5])
+def test_a_fragment_id_has_three_parts(value):
+    refused = m.ShardRefused(0, 0, 0, FragmentId("r", 1, 2), "", "")
+    assert from_header(m.ShardRefused, to_header(refused)) == refused
+    with pytest.raises(SchemaError, match=r"ShardRefused\.fragment"):
+        from_header(m.ShardRefused, {**to_header(refused), "fragment": value})
+
+
+# ------------------------------------------------------------------ frames
+
+
+def _first(header: object = None, specs: object = None, kind: int = 1) -> bytes:
+    return bytes([WIRE_VERSION, kind]) + msgpack.packb([header or {}, specs])
+
+
+def test_as_many_frames_as_may_be_and_one_more():
+    arrays = [np.zeros(1, np.uint8)] * MAX_ARRAYS
+    assert len(decode(encode(1, {}, arrays)).arrays) == MAX_ARRAYS
+    opaque = [b"x"] * (MAX_ARRAYS + 1)
+    assert len(decode(encode_opaque(1, {}, opaque)).frames) == MAX_ARRAYS + 1
+    with pytest.raises(BoundExceededError, match=f"at most {MAX_ARRAYS} arrays, got {MAX_ARRAYS + 1}"):
+        encode(1, {}, [*arrays, arrays[0]])
+    with pytest.raises(BoundExceededError, match=f"at most {MAX_ARRAYS + 1} frames, got {MAX_ARRAYS + 2}"):
+        encode_opaque(1, {}, [*opaque, b"x"])
+    with pytest.raises(BoundExceededError, match=f"at most {MAX_ARRAYS + 2} frames, got {MAX_ARRAYS + 3}"):
+        decode([_first(), *opaque, b"x"])
+
+
+def test_a_header_is_as_large_as_may_be_or_refused_by_sender_and_receiver():
+    text = "x" * (MAX_HEADER_BYTES - 3)
+    packed = pack_header(text)
+    assert len(packed) == MAX_HEADER_BYTES
+    assert unpack_header(packed) == text
+    with pytest.raises(BoundExceededError, match=f"this one has {MAX_HEADER_BYTES + 1}"):
+        pack_header(text + "x")
+    with pytest.raises(BoundExceededError, match=f"got {MAX_HEADER_BYTES + 1}"):
+        unpack_header(msgpack.packb(text + "x"))
+
+
+def test_containers_are_bounded():
+    assert unpack_header(msgpack.packb([0] * (16 * 1024))) == [0] * (16 * 1024)
+    many = {str(number): 0 for number in range(4 * 1024)}
+    assert unpack_header(msgpack.packb(many)) == many
+    for value in ([0] * (16 * 1024 + 1), {**many, "x": 0}):
+        with pytest.raises(MalformedFrameError, match="not valid msgpack"):
+            unpack_header(msgpack.packb(value))
+
+
+# ------------------------------------------------------------------ arrays
+
+
+def test_as_many_dimensions_as_may_be_and_one_more():
+    assert decode_spec(["|u1", *[1] * 32], 0)[1] == (1,) * 32
+    with pytest.raises(BoundExceededError, match="at most 32 dimensions, got 33"):
+        decode_spec(["|u1", *[1] * 33], 0)
+    array = np.zeros([1] * 32, np.uint8)
+    assert decode(encode(1, {}, [array])).arrays[0].shape == array.shape
+    with pytest.raises(BoundExceededError, match="array 0 has 33 dimensions, at most 32 travel"):
+        encode(1, {}, [np.zeros([1] * 33, np.uint8)])
+
+
+# ------------------------------------------------------------------ ranges
+
+
+def test_as_many_ranges_as_may_be_and_one_more(monkeypatch):
+    monkeypatch.setattr(ranges_module, "_MAX_RANGES", 3)
+    items = [FragmentRange(FragmentId("a", 1, seq), 0, 1) for seq in range(4)]
+    assert unpack_ranges(pack_ranges(items[:3])) == items[:3]
+    with pytest.raises(BoundExceededError, match="at most 3 ranges, got 4"):
+        unpack_ranges(pack_ranges(items))
+    assert len(unpack_blobs(pack_blobs([b"x"] * 3))) == 3
+    with pytest.raises(MalformedFrameError, match="8 bytes each, got 32 bytes"):
+        unpack_blobs(pack_blobs([b"x"] * 4))
