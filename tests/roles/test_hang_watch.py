@@ -189,7 +189,7 @@ class Rank:
 def test_an_update_that_never_returns_is_noticed_and_waiting_for_others_is_none(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("rlzmq.roles.hang_watch.ANSWER_S", 0.5)
+    monkeypatch.setattr("rlzmq.core.call_watch.ANSWER_S", 0.5)
     rank = Rank(learner_timeout_s=0, process_start_timeout_s=0)
     rank.is_waiting = True
     with rank.watch.call("an update"):
