@@ -45,7 +45,8 @@ import numpy as np
 import numpy.typing as npt
 
 from rlzmq.core.tree import tree_map, tree_rows
-from rlzmq.episodes.columns import Columns, ragged_arange
+from rlzmq.episodes.batch_columns import ragged_arange
+from rlzmq.episodes.columns import Columns
 from rlzmq.episodes.episode_batch import EpisodeBatch
 
 if TYPE_CHECKING:

@@ -12,9 +12,20 @@ import numpy as np
 from numpy.typing import ArrayLike, DTypeLike, NDArray
 
 from rlzmq.core.tree import tree_flatten, tree_leaves, tree_map, tree_rows, value_kind
-from rlzmq.episodes.columns import DEFAULT_MODULE_ID, Columns, ragged_arange, steps_window
+from rlzmq.episodes.columns import DEFAULT_MODULE_ID, Columns
 
-__all__ = ["AGENT_LISTS", "ID_LISTS", "TABLE", "BatchColumns", "IntArray", "common_space", "concatenated"]
+__all__ = [
+    "AGENT_LISTS",
+    "ID_LISTS",
+    "TABLE",
+    "BatchColumns",
+    "IntArray",
+    "chosen_positions",
+    "common_space",
+    "concatenated",
+    "ragged_arange",
+    "steps_window",
+]
 
 IntArray = NDArray[np.int64]
 
@@ -586,3 +597,77 @@ def concatenated(parts: list[Any]) -> Any:
         # numpy would convert the numbers to strings
         raise ValueError(f"expected items of one kind, got {sorted({str(part.dtype) for part in parts})}.")
     return joined
+
+
+# -- positions in columns ------------------------------------------------------------------------------
+
+
+def chosen_positions(chosen: object, num: int) -> IntArray:
+    """Convert positions (negative ones count from the end) or a bool mask to int64 positions in ``0 … num-1``.
+
+    Raises:
+        IndexError: A position does not exist or a mask has the wrong length.
+    """
+    chosen = np.asarray(chosen)
+    if chosen.dtype != np.bool_:
+        chosen = chosen.astype(np.int64, copy=False)
+    positions: IntArray = np.arange(num, dtype=np.int64)[chosen]
+    return positions
+
+
+def ragged_arange(starts: np.ndarray, counts: np.ndarray) -> np.ndarray:
+    """Return ``[starts[0], starts[0]+1, …, starts[1], starts[1]+1, …]``, with ``counts[i]`` numbers from each start.
+
+    Args:
+        starts: int64 [C].
+        counts: int64 [C], from 0.
+
+    Returns:
+        int64 [counts.sum()].
+    """
+    if len(starts) == 1:
+        start = int(starts[0])
+        return np.arange(start, start + int(counts[0]), dtype=np.int64)
+    ends = counts.cumsum()
+    total = int(ends[-1]) if len(ends) else 0
+    if total == len(ends) and counts.all():
+        return starts.astype(np.int64)
+    numbers: np.ndarray = np.arange(total, dtype=np.int64)
+    numbers += (starts - (ends - counts)).repeat(counts)
+    return numbers
+
+
+def steps_window(length: IntArray, begin: int, end: int) -> tuple[int, int, int, int]:
+    """Return the chunks that contain the steps ``begin…end-1`` of all chunks in order, and the steps to cut off.
+
+    Chunks without steps belong to the window that ends at (or begins before) their position. With ``begin == 0``,
+    leading ones are included, too.
+
+    Args:
+        length: int64 [C], steps per chunk.
+        begin, end: ``0 <= begin <= end <= length.sum()``.
+
+    Returns:
+        (first chunk, one past the last chunk, steps cut off the first one's front, steps cut off the last
+        one's end).
+    """
+    ends = np.cumsum(length)
+    total = int(ends[-1]) if len(ends) else 0
+    first = int(np.searchsorted(ends, begin, "right")) if begin else 0
+    if end == total:
+        stop = len(ends)
+    elif end == 0:
+        stop = 0
+    else:
+        # The chunk of step `end` is the first one that is not completely included; it may be included in part.
+        stop = int(np.searchsorted(ends, end, "right"))
+        if int(ends[stop] - length[stop]) < end:
+            stop += 1
+    stop = max(stop, first)
+    if begin == end and begin not in (0, total):
+        return first, first, 0, 0
+    if first == stop:
+        return first, stop, 0, 0
+    front = max(0, begin - int(ends[first] - length[first]))
+    back = max(0, int(ends[stop - 1]) - end)
+    return first, stop, front, back

@@ -11,9 +11,9 @@ from numpy.typing import NDArray
 
 from rlzmq.core.tree import tree_rows
 from rlzmq.episodes import episode_wire
-from rlzmq.episodes.batch_columns import AGENT_LISTS, TABLE, BatchColumns
+from rlzmq.episodes.batch_columns import AGENT_LISTS, TABLE, BatchColumns, chosen_positions
 from rlzmq.episodes.batch_items import SharedColumns, from_episodes, is_changed, new_item
-from rlzmq.episodes.columns import Columns, chosen_positions
+from rlzmq.episodes.columns import Columns
 
 __all__ = ["EpisodeBatch", "concat_joined", "join_chunks"]
 

@@ -33,8 +33,8 @@ import optree
 from rlzmq.core.errors import ProtocolError, refuses_as
 from rlzmq.core.plain import checked_dtype, from_plain, to_plain
 from rlzmq.episodes.agent_timelines import Pending
-from rlzmq.episodes.batch_columns import ID_LISTS, BatchColumns
-from rlzmq.episodes.columns import Columns, ragged_arange
+from rlzmq.episodes.batch_columns import ID_LISTS, BatchColumns, ragged_arange
+from rlzmq.episodes.columns import Columns
 from rlzmq.episodes.single_agent_episode import plain_infos
 
 __all__ = ["FrameReader", "from_wire", "to_wire", "tree_spec"]

@@ -16,7 +16,8 @@ from rlzmq.connectors.common.agent_to_module_mapping import initial_state, max_s
 from rlzmq.core.errors import ConfigurationError
 from rlzmq.core.tree import tree_map
 from rlzmq.core.update_plan import ReplayRatio, Schedule, UpdatePlan
-from rlzmq.episodes.columns import DEFAULT_MODULE_ID, Columns, ragged_arange
+from rlzmq.episodes.batch_columns import ragged_arange
+from rlzmq.episodes.columns import DEFAULT_MODULE_ID, Columns
 from rlzmq.episodes.episode_batch import EpisodeBatch
 from rlzmq.learners.sources import BatchSource, batches_of, num_env_steps_of
 from rlzmq.learners.target_network_learner import TargetNetworkLearner

@@ -19,7 +19,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rlzmq.core.tree import tree_leaves, tree_map, tree_rows
-from rlzmq.episodes.columns import Columns, ragged_arange
+from rlzmq.episodes.batch_columns import ragged_arange
+from rlzmq.episodes.columns import Columns
 from rlzmq.episodes.episode_batch import EpisodeBatch
 
 __all__ = ["LABELS", "STEP_COLUMNS", "StepStore", "Stretch", "Transitions", "item_facts"]

@@ -35,7 +35,8 @@ from rlzmq.core.process import end_if_out_of_memory
 from rlzmq.core.spaces import space_from_plain
 from rlzmq.core.tree import tree_stack
 from rlzmq.episodes.bad_values import find_bad_values
-from rlzmq.episodes.columns import DEFAULT_MODULE_ID, Columns, ragged_arange
+from rlzmq.episodes.batch_columns import ragged_arange
+from rlzmq.episodes.columns import DEFAULT_MODULE_ID, Columns
 from rlzmq.episodes.episode_batch import EpisodeBatch
 from rlzmq.learners.distributed import DesynchronizedError
 from rlzmq.modules.rl_module import RLModule

@@ -20,10 +20,9 @@ from rlzmq.envs.observation_check import as_space_dtype, misfit
 from rlzmq.episodes.agent_timelines import Pending
 from rlzmq.episodes.columns import Columns
 from rlzmq.episodes.episode_batch import EpisodeBatch
-from rlzmq.runners.episode_sampler import new_agents_episode
+from rlzmq.runners.episode_sampler import EpisodicSampler, new_agents_episode
 from rlzmq.runners.module_step import ModuleStep, to_numpy
 from rlzmq.runners.ongoing_agents import AgentRecord, LiveEpisode, ModuleStore, gather_states
-from rlzmq.runners.sampler import WEIGHTS_SEQ_NO, EpisodicSampler
 
 if TYPE_CHECKING:
     from rlzmq.connectors.pipelines import EnvToModulePipeline
@@ -205,7 +204,7 @@ class AgentsRowsSampler(EpisodicSampler):
         if len(self._versions) < num_rows:
             self._versions = np.empty(num_rows, np.int64)
             self._versions[:] = self.runner.weights_seq_no
-        columns[WEIGHTS_SEQ_NO] = self._versions[:num_rows]
+        columns[Columns.WEIGHTS_VERSION] = self._versions[:num_rows]
         return store.add_acts(num_rows, columns)
 
     # -- the result ----------------------------------------------------------------------------
@@ -383,7 +382,7 @@ def _put_hanging_acts(store: ModuleStore, leftovers: dict[int, dict[str, Any]]) 
     items = {name: tree_unstack(values) for name, values in columns.items()}
     for number, left in enumerate(hanging):
         outputs = {name: values[number] for name, values in items.items()}
-        outputs[WEIGHTS_SEQ_NO] = int(outputs[WEIGHTS_SEQ_NO])
+        outputs[Columns.WEIGHTS_VERSION] = int(outputs[Columns.WEIGHTS_VERSION])
         left["pending"] = Pending(outputs.pop(Columns.ACTIONS), outputs)
 
 

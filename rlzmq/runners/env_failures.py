@@ -22,7 +22,7 @@ from rlzmq.envs.registry import resolve_env
 from rlzmq.envs.sync_vector import Way
 from rlzmq.episodes.step_values import NO_INFO
 
-__all__ = ["EnvFailures", "FailingRunner", "Reproduction", "close_env", "describe_runner"]
+__all__ = ["EnvFailures", "FailingRunner", "Reproduction", "close_env"]
 
 _log = logging.getLogger("rlzmq.runners")
 _WINDOW_S = 60.0
@@ -34,18 +34,10 @@ class FailingRunner(Protocol):
 
     config: BaseConfig
     worker_index: int
-    incarnation: int
-    seed: int | None
     num_env_failures: int
-    _num_failures_in_a_row: int
-    _num_envs_made: int
+    num_failures_in_a_row: int
 
-    @property
-    def num_env_steps_sampled(self) -> int:
-        """Number of env steps sampled so far."""
-
-    def env_seed(self) -> int | None:
-        """Return the seed of the runner's first environment."""
+    def describe_envs(self) -> str: ...
 
 
 @dataclass
@@ -111,11 +103,11 @@ class EnvFailures:
         if isinstance(error, ExitRaisedError):  # from an environment's subprocess; a new one would exit too
             raise error
         runner.num_env_failures += 1
-        runner._num_failures_in_a_row += 1
+        runner.num_failures_in_a_row += 1
         head = self._head(error, env_index, where)
         if expected := _interface_of(error, where):  # a new environment would do the same
             self._stop(head, f"{expected} Correct {resolve_env(config.env).label}.", "", error, way)
-        how = f"{way or 'The steps that led to it are not known.'} {describe_runner(runner)}"
+        how = f"{way or 'The steps that led to it are not known.'} {runner.describe_envs()}"
         if not getattr(config, "restart_failed_sub_environments", False):
             self._stop(
                 head,
@@ -134,7 +126,7 @@ class EnvFailures:
                 error,
                 way,
             )
-        in_a_row = runner._num_failures_in_a_row
+        in_a_row = runner.num_failures_in_a_row
         tolerance = getattr(config, "num_consecutive_env_runner_failures_tolerance", 100)
         if in_a_row > tolerance:
             self._stop(
@@ -228,15 +220,6 @@ def _interface_of(error: BaseException, where: str) -> str | None:
     ):
         return _RESETS
     return None
-
-
-def describe_runner(runner: FailingRunner) -> str:
-    """Return the settings and seeds that determine a runner's environments, in parentheses."""
-    return (
-        f"(env_config {dict(getattr(runner.config, 'env_config', None) or {})}, run seed {runner.seed}, "
-        f"env seed {runner.env_seed()}, incarnation {runner.incarnation}, "
-        f"vector env number {runner._num_envs_made}, {runner.num_env_steps_sampled} env steps before)"
-    )
 
 
 def close_env(env: Any, worker_index: int) -> None:

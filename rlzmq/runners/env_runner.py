@@ -1,7 +1,7 @@
 """EnvRunner: samples episodes with an environment, a module and two connector pipelines.
 
-This base class contains what all runners share: sample calls, the vector env's lifecycle, seeds, counters and metrics
-(modules, weights and states: EnvRunnerState). A sampler, chosen at each call, owns the sampling loop.
+This base class contains what all runners share: sample calls, the vector env's lifecycle, seeds, counters and metrics,
+modules, weights and states. A sampler, chosen when env, modules or pipelines change, owns the sampling loop.
 """
 
 from __future__ import annotations
@@ -11,27 +11,32 @@ import logging
 import math
 import time
 import uuid
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+import zlib
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any, ClassVar, NoReturn
 
 import gymnasium as gym
 import torch
 
 from rlzmq.config.base_config import BaseConfig
+from rlzmq.connectors.defaults import change_modules, module_spaces
 from rlzmq.core import trace
 from rlzmq.core.call_watch import CallWatch
 from rlzmq.core.callbacks import CallbackList
+from rlzmq.core.checkpoint import Checkpointable
 from rlzmq.core.errors import ClosedError, ConfigurationError, Interrupted
 from rlzmq.core.metrics import NUM_VECTOR_STEPS_PER_SAMPLE, MetricsLogger, ReducedMetrics, StageTimers
 from rlzmq.core.signatures import TellsUncalled
+from rlzmq.core.synonyms import did_you_mean
 from rlzmq.core.update_plan import derive_seed
 from rlzmq.envs.registry import EnvContext
-from rlzmq.episodes.bad_values import BadValue
-from rlzmq.episodes.columns import DEFAULT_AGENT_ID
+from rlzmq.episodes.bad_values import BadChunks, BadValue
+from rlzmq.episodes.columns import DEFAULT_AGENT_ID, DEFAULT_MODULE_ID
 from rlzmq.episodes.episode_batch import EpisodeBatch
+from rlzmq.modules.multi_rl_module import MultiRLModule
+from rlzmq.modules.output_check import check_acting_outputs
+from rlzmq.modules.weights import WeightsLayout
 from rlzmq.replay.shards import EpisodeRecorder
-from rlzmq.runners.bad_chunks import BadChunks
 from rlzmq.runners.env_failures import EnvFailures, Reproduction, close_env
 from rlzmq.runners.episode_metrics import (
     HOW_TO_LIMIT,
@@ -41,9 +46,9 @@ from rlzmq.runners.episode_metrics import (
     FragmentMeta,
     add_finished,
 )
-from rlzmq.runners.runner_state import EnvRunnerState, own_config
+from rlzmq.runners.rows_sampler import SampleRequest
 
-__all__ = ["EnvRunner", "SampleRequest"]
+__all__ = ["EnvRunner"]
 
 _log = logging.getLogger("rlzmq.runners")
 
@@ -53,96 +58,16 @@ _WATCHED = "a process that dies or hangs is replaced, see fault_tolerance()"
 _EPISODE_HOOKS = ("on_episode_created", "on_episode_start", "on_episode_step", "on_episode_end")
 
 
-@dataclass(frozen=True)
-class SampleRequest:
-    """The extent of a sampling call; exactly one of the three counts is set.
-
-    Attributes:
-        explore: Sample from the exploration distribution instead of acting greedily.
-        random_actions: Sample actions from the action space.
-        num_vector_steps: Exact number of vector steps (a lease).
-        num_timesteps: Minimum number of env steps, or of agent steps (``config.count_steps_by``).
-        num_episodes: Exact number of finished episodes.
-        max_env_steps: With num_vector_steps: stop once this number of env steps is reached.
-        ends_at: With num_vector_steps: stop after the vector step that ends after this time.perf_counter().
-    """
-
-    explore: bool
-    random_actions: bool = False
-    num_vector_steps: int | None = None
-    num_timesteps: int | None = None
-    num_episodes: int | None = None
-    max_env_steps: int | None = None
-    ends_at: float | None = None
-
-    @classmethod
-    def of_sample(
-        cls,
-        config: BaseConfig,
-        num_envs: int,
-        worker_index: int,
-        num_timesteps: int | None,
-        num_episodes: int | None,
-        *,
-        explore: bool,
-        random_actions: bool,
-    ) -> SampleRequest | None:
-        """Return the request of `EnvRunner.sample`; None if nothing is to be sampled.
-
-        Raises:
-            AssertionError: Both counts are given, or one is negative.
-        """
-        if num_timesteps is not None and num_episodes is not None:
-            raise AssertionError("sample(): give num_timesteps or num_episodes, not both.")
-        for name, value in (("num_timesteps", num_timesteps), ("num_episodes", num_episodes)):
-            if value is not None and value < 0:
-                raise AssertionError(f"sample({name}={value}): expected a number >= 0.")
-        if num_timesteps is None and num_episodes is None:
-            if config.batch_mode == "complete_episodes":
-                num_episodes = num_envs
-            else:
-                num_timesteps = config.get_rollout_fragment_length(worker_index) * num_envs
-        if not (num_timesteps or num_episodes):
-            return None
-        return cls(explore, random_actions, num_timesteps=num_timesteps, num_episodes=num_episodes)
-
-    def num_more_vector_steps(
-        self, num_vector_steps: int, num_env_steps: int, num_ends: int, num_envs: int, block: int
-    ) -> int:
-        """Return the number of vector steps to make before the next call; 0 when the request is fulfilled.
-
-        Args:
-            num_vector_steps: Vector steps made so far.
-            num_env_steps: Env steps so far, without autoreset steps; agent steps if ``num_timesteps`` counts those.
-            num_ends: Number of episodes that have ended so far.
-            num_envs: Maximum number of env steps per vector step.
-            block: Number of vector steps at once while waiting for episodes to end.
-        """
-        if self.num_episodes is not None:
-            return block if num_ends < self.num_episodes else 0
-        if self.num_timesteps is not None:
-            return max(-(-(self.num_timesteps - num_env_steps) // num_envs), 0)
-        if num_vector_steps and self.is_over(num_env_steps):
-            return 0
-        return (self.num_vector_steps or 0) - num_vector_steps
-
-    def is_over(self, num_env_steps: int) -> bool:
-        """Return whether the request ends early: there are enough env steps, or the time is over."""
-        if self.max_env_steps is not None and num_env_steps >= self.max_env_steps:
-            return True
-        return self.ends_at is not None and time.perf_counter() >= self.ends_at
-
-    def num_vector_steps_expected(self, num_envs: int) -> int:
-        """Return the number of vector steps to allocate at first."""
-        if self.num_vector_steps is not None:
-            return self.num_vector_steps
-        if self.num_timesteps is not None:
-            least = -(-self.num_timesteps // num_envs)
-            return least + least // 8 + 2  # autoresets use some slots
-        return 256
+STATE_COMPONENTS = (
+    "rl_module",
+    "weights_seq_no",
+    "env_to_module_connector",
+    "module_to_env_connector",
+    "num_env_steps_sampled_lifetime",
+)
 
 
-class EnvRunner(TellsUncalled, EnvRunnerState):
+class EnvRunner(TellsUncalled, Checkpointable):
     """Samples episodes with a module in environments.
 
     To sample from something that is no Gymnasium env, derive from this class, override `make_env` (`env` may be
@@ -171,6 +96,7 @@ class EnvRunner(TellsUncalled, EnvRunnerState):
         env_watch: Watches calls of environments; by default without a thread.
     """
 
+    checkpoint_name = "env_runner"
     _not_called: ClassVar[Mapping[str, str]] = {
         "get_state": _KEPT,
         "set_state": _KEPT,
@@ -220,7 +146,7 @@ class EnvRunner(TellsUncalled, EnvRunnerState):
         else:
             self.generator.manual_seed(derive_seed(self.seed, "policy", self.stream_index, incarnation))
         self.num_env_failures = 0
-        self._num_failures_in_a_row = 0
+        self.num_failures_in_a_row = 0
         self._waiting_since = 0.0  # for episodes that end
         self._endless_after_s: float | None = None
         self._failures = EnvFailures(self)
@@ -467,7 +393,7 @@ class EnvRunner(TellsUncalled, EnvRunnerState):
         """Return the steps that led environment ``index`` to its current state, if known."""
         return None
 
-    def _way_to(self, batch: Any, value: BadValue) -> Reproduction | None:
+    def way_to(self, batch: Any, value: BadValue) -> Reproduction | None:
         """Return the steps that led an environment to a value in the last sampled batch, if known."""
         return None
 
@@ -560,7 +486,7 @@ class EnvRunner(TellsUncalled, EnvRunnerState):
 
     # -- unfinished episodes -------------------------------------------------------------------
 
-    def _drop_unfinished_episodes(self) -> None:
+    def drop_unfinished_episodes(self) -> None:
         """Drop unfinished episodes. The next sample resets all envs; their random generators continue."""
         self._left_over = None
         self._totals.clear()
@@ -575,7 +501,7 @@ class EnvRunner(TellsUncalled, EnvRunnerState):
         Args:
             number: A count of the run, e.g. the env steps sampled so far.
         """
-        self._drop_unfinished_episodes()
+        self.drop_unfinished_episodes()
         self._needs_seed = True
         self._seed_coordinates = (number & 0x7FFFFFFF, 1, 0)
         if self.seed is not None:
@@ -594,7 +520,7 @@ class EnvRunner(TellsUncalled, EnvRunnerState):
             close_env(self.env, self.worker_index)
             self.env = None
         self._needs_seed = True
-        self._drop_unfinished_episodes()
+        self.drop_unfinished_episodes()
         self.remake_env()
 
     def remake_env(self) -> Any:
@@ -629,6 +555,14 @@ class EnvRunner(TellsUncalled, EnvRunnerState):
             return None
         return derive_seed(
             self.seed, "env", self.stream_index, self.incarnation, self._num_envs_made, *coordinates
+        )
+
+    def describe_envs(self) -> str:
+        """Return the settings and seeds that determine the environments, in parentheses."""
+        return (
+            f"(env_config {dict(getattr(self.config, 'env_config', None) or {})}, run seed {self.seed}, "
+            f"env seed {self.env_seed()}, incarnation {self.incarnation}, "
+            f"vector env number {self._num_envs_made}, {self.num_env_steps_sampled} env steps before)"
         )
 
     def foreach_env(self, func: Callable[[Any], Any]) -> list[Any]:
@@ -679,7 +613,7 @@ class EnvRunner(TellsUncalled, EnvRunnerState):
 
     def forget_env_failures(self) -> None:
         """Reset the count of consecutive failures, after an episode ended normally."""
-        self._num_failures_in_a_row = 0
+        self.num_failures_in_a_row = 0
 
     # -- counters and metrics ------------------------------------------------------------------
 
@@ -739,6 +673,255 @@ class EnvRunner(TellsUncalled, EnvRunnerState):
         self.episode_metrics.timers.merge(sums)
         return sums
 
+    # -- modules and pipelines -----------------------------------------------------------------
+
+    def _acting_module(self) -> Any:
+        """Return the acting module of ``multi_rl_module``, the value of ``module``."""
+        modules = self.multi_rl_module
+        return modules[DEFAULT_MODULE_ID] if list(modules.keys()) == [DEFAULT_MODULE_ID] else modules
+
+    def _module_spaces(self) -> dict[str, tuple[Any, Any]]:
+        """Return (observation space, action space) by module id."""
+        action_space = self._env_spaces()["__env_single__"][1]
+        return module_spaces(self.config, self.env_to_module.observation_space, action_space)
+
+    def make_module(self) -> None:
+        """Build the pipelines and the inference-only module from the config, with fresh weights."""
+        spaces = self._env_spaces()
+        self.env_to_module = self.config.build_env_to_module_connector(env=self.env, spaces=spaces)
+        self.module_to_env = self.config.build_module_to_env_connector(env=self.env, spaces=spaces)
+        spec = self.config.get_multi_rl_module_spec(
+            env=self.env, spaces=self.get_spaces(), inference_only=True
+        )
+        self.multi_rl_module = spec.build(seed=self.seed)
+        self._prepare_to_act(self.multi_rl_module.keys())
+        if hasattr(self.multi_rl_module, "eval"):
+            self.multi_rl_module.eval()
+        self._weights_layout = None
+        self.module = self._acting_module()
+
+    def get_spaces(self) -> dict[str, tuple[Any, Any]]:
+        """Return the spaces by name.
+
+        Returns:
+            ``{"__env__": (obs, act) of the vector env, "__env_single__": (obs, act) of one env,
+            module_id: (obs after the env-to-module pipeline, act)}``. Modules whose agents are not known in advance
+            are left out.
+        """
+        return {**self._env_spaces(), **self._module_spaces()}
+
+    def _env_spaces(self) -> dict[str, tuple[Any, Any]]:
+        env = self.env
+        if not hasattr(env, "single_observation_space"):  # of a runner's own
+            single = self.config.single_spaces()
+            return {"__env__": single, "__env_single__": single}
+        return {
+            "__env__": (env.observation_space, env.action_space),
+            "__env_single__": (env.single_observation_space, env.single_action_space),
+        }
+
+    def _prepare_to_act(self, module_ids: Iterable[str]) -> None:
+        """Give modules this runner's seed for what they draw themselves, and check their outputs."""
+        modules = self.multi_rl_module
+        module_ids = list(module_ids)
+        for module_id in module_ids:
+            seed = derive_seed(self.generator.initial_seed(), "exploration", zlib.crc32(module_id.encode()))
+            modules[module_id].unwrapped().exploration_seed = seed
+        shares_nothing = type(modules)._forward_exploration is MultiRLModule._forward_exploration
+        if shares_nothing:
+            for module_id in module_ids:
+                check_acting_outputs(modules[module_id])
+
+    def change_modules(self, config: BaseConfig, synced_module_ids: list[str] | None = None) -> None:
+        """Replace the set of modules, between two samples.
+
+        New modules get weights from the seed or their spec; remaining modules keep theirs. Ongoing episodes continue
+        with the modules that their agents were mapped to. If one of those was removed, unfinished episodes are
+        dropped. The envs keep the settings of the runner's own config.
+
+        Args:
+            config: The config with the new modules.
+            synced_module_ids: Modules whose weights `set_weights` provides; None: all.
+        """
+        before, self.config = self.config, own_config(config)
+        if self.config is not config:
+            self.config.environment(before.env, env_config=before.env_config)
+        config = self.config
+        for pipeline in self._pipelines().values():
+            change_modules(pipeline, config)
+        spec = config.get_multi_rl_module_spec(env=self.env, spaces=self.get_spaces(), inference_only=True)
+        modules = self.multi_rl_module
+        gone = [module_id for module_id, _ in modules.items() if module_id not in spec]
+        for module_id in gone:
+            modules.remove_module(module_id)
+        for module_id in spec.rl_module_specs:
+            if module_id not in modules:
+                module = spec.build(module_id, seed=self.seed)
+                modules.add_module(module_id, module.eval() if hasattr(module, "eval") else module)
+                self._prepare_to_act([module_id])
+        self._synced_module_ids = synced_module_ids
+        self._weights_layout = None
+        if gone:
+            self.drop_unfinished_episodes()
+
+    # -- weights -------------------------------------------------------------------------------
+
+    def get_weights_layout(self) -> Any:
+        """Return the byte layout of the weights for ``set_weights`` (a ``WeightsLayout``)."""
+        if self._weights_layout is None:
+            self._weights_layout = WeightsLayout.of(
+                self.multi_rl_module, inference_only=True, module_ids=self._synced_module_ids
+            )
+        return self._weights_layout
+
+    def set_weights(
+        self,
+        buffer: object,
+        version: int,
+        generation: int = 0,
+        num_env_steps: int | None = None,
+        *,
+        may_keep: bool = False,
+    ) -> bool:
+        """Load a snapshot of the weights.
+
+        Args:
+            buffer: ``get_weights_layout().num_bytes`` bytes.
+            version: Version of the snapshot, stored with each step; 0 loads it unconditionally.
+            generation: Generation of the learner group.
+            num_env_steps: Lifetime env steps of the run so far, from which exploration schedules continue; None: they
+                continue from this runner's own estimate.
+            may_keep: See `WeightsLayout.load`.
+
+        Returns:
+            False if a newer version (or generation) is already in use and nothing was loaded.
+
+        Raises:
+            ValueError: The buffer's size does not match.
+        """
+        if version and (generation, version) < (self.weights_generation, self.weights_seq_no):
+            return False
+        self.get_weights_layout().load(self.multi_rl_module, buffer, may_keep=may_keep)
+        self._note_weights(version, generation, num_env_steps)
+        return True
+
+    def copy_weights(self, module: object, version: int, num_env_steps: int) -> None:
+        """Copy the weights of a learner's MultiRLModule in this process. The arguments are those of `set_weights`."""
+        self.get_weights_layout().copy(module, self.multi_rl_module)
+        self._note_weights(version, 0, num_env_steps)
+
+    def _note_weights(self, version: int, generation: int, num_env_steps: int | None) -> None:
+        self.weights_seq_no = version
+        self.weights_generation = generation
+        if num_env_steps is not None:
+            self._num_env_steps_lifetime_base, self._num_env_steps_since_base = num_env_steps, 0
+
+    # -- connectors ----------------------------------------------------------------------------
+
+    def get_connector_delta(self) -> dict[str, Any]:
+        """Return the statistics that connector pieces accumulated since the last call, to be merged elsewhere.
+
+        Returns:
+            ``{"env_to_module_connector": {piece: delta}, "module_to_env_connector": {…}}``, without empty
+            entries.
+        """
+        deltas = {}
+        for name, pipeline in self._pipelines().items():
+            if pipeline is not None and pipeline.learning and (delta := pipeline.get_delta()):
+                deltas[name] = delta
+        return deltas
+
+    def set_connector_state(self, state: Mapping[str, Any]) -> None:
+        """Load merged connector states into the pipelines. Statistics since the last delta are kept.
+
+        Args:
+            state: ``{"env_to_module_connector": …, "module_to_env_connector": …}``; either may be missing.
+        """
+        for name, pipeline in self._pipelines().items():
+            if pipeline is not None and state.get(name):
+                pipeline.apply_merged_state(state[name])
+
+    def _pipelines(self) -> dict[str, Any]:
+        return {
+            "env_to_module_connector": self.env_to_module,
+            "module_to_env_connector": self.module_to_env,
+        }
+
+    # -- state ---------------------------------------------------------------------------------
+
+    def get_state(
+        self,
+        components: str | Collection[str] | None = None,
+        *,
+        not_components: str | Collection[str] | None = None,
+    ) -> dict[str, Any]:
+        """Return the runner's state by component.
+
+        Args:
+            components: Names, or paths such as ``"rl_module/policy_1"``; None for all of
+                rl_module, weights_seq_no, env_to_module_connector, module_to_env_connector and
+                num_env_steps_sampled_lifetime.
+            not_components: Names to leave out.
+
+        Returns:
+            Component -> plain state; ``rl_module`` by module id.
+
+        Raises:
+            ValueError: A name is unknown.
+        """
+        wanted, without = _names(components), _names(not_components) or []
+        state: dict[str, Any] = {}
+        if _has(wanted, without, "rl_module"):
+            only = [path.split("/", 1)[1] for path in wanted or () if path.startswith("rl_module/")]
+            state["rl_module"] = {
+                module_id: module.get_state(inference_only=True)
+                for module_id, module in self.multi_rl_module.items()
+                if (not only or module_id in only) and f"rl_module/{module_id}" not in without
+            }
+        if _has(wanted, without, "weights_seq_no") or "rl_module" in state:
+            state["weights_seq_no"] = self.weights_seq_no
+        for name, pipeline in self._pipelines().items():
+            if pipeline is not None and _has(wanted, without, name):
+                state[name] = pipeline.get_state()
+        if _has(wanted, without, "num_env_steps_sampled_lifetime"):
+            state["num_env_steps_sampled_lifetime"] = (
+                self._num_env_steps_lifetime_base + self._num_env_steps_since_base
+            )
+        return state
+
+    def set_state(self, state: Mapping[str, Any]) -> None:
+        """Load the components in ``state``; missing components keep their values.
+
+        Args:
+            state: From ``get_state``. Weights are loaded if ``weights_seq_no`` is missing, 0, or newer than the
+                current one. ``rl_module`` may also be the state of a single-agent module.
+        """
+        for key in state:
+            if key not in STATE_COMPONENTS:
+                raise ValueError(
+                    f"set_state: unknown component {key!r}.{did_you_mean(key, STATE_COMPONENTS)}"
+                )
+        for name, pipeline in self._pipelines().items():
+            if pipeline is not None and name in state:
+                pipeline.set_state(state[name])
+        if "rl_module" in state:
+            version = int(state.get("weights_seq_no", 0))
+            if version == 0 or version > self.weights_seq_no:
+                self._load_modules(state["rl_module"])
+                if version:
+                    self.weights_seq_no = version
+        if "num_env_steps_sampled_lifetime" in state:
+            self._num_env_steps_lifetime_base = int(state["num_env_steps_sampled_lifetime"])
+            self._num_env_steps_since_base = 0
+
+    def _load_modules(self, states: Mapping[str, Any]) -> None:
+        modules = dict(self.multi_rl_module.items())
+        if not any(module_id in modules for module_id in states) and len(modules) == 1:
+            states = {next(iter(modules)): states}
+        for module_id, module_state in states.items():
+            if module_id in modules:
+                modules[module_id].set_state(module_state)
+
     # -- lifecycle -----------------------------------------------------------------------------
 
     def ping(self) -> str:
@@ -797,3 +980,25 @@ def _recorder_for(config: BaseConfig) -> EpisodeRecorder | None:
         writes_unfinished=config.output_write_remaining_data,
         normalize_actions=config.normalize_actions,
     )
+
+
+def own_config(config: BaseConfig) -> Any:
+    """Return a copy that may be changed; a config that cannot be copied is returned itself."""
+    copy = getattr(config, "copy", None)
+    return config if copy is None else copy(copy_frozen=False)
+
+
+def _names(names: str | Collection[str] | None) -> list[str] | None:
+    if names is None:
+        return None
+    listed = [names] if isinstance(names, str) else list(names)
+    for name in listed:
+        if name.split("/", 1)[0] not in STATE_COMPONENTS:
+            raise ValueError(f"Unknown state component {name!r}.{did_you_mean(name, STATE_COMPONENTS)}")
+    return listed
+
+
+def _has(wanted: list[str] | None, without: list[str], name: str) -> bool:
+    if name in without:
+        return False
+    return wanted is None or any(path.split("/", 1)[0] == name for path in wanted)

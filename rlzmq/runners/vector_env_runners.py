@@ -26,8 +26,7 @@ from rlzmq.runners.agents_rows_sampler import AgentsRowsSampler
 from rlzmq.runners.env_failures import Reproduction, close_env
 from rlzmq.runners.env_runner import EnvRunner
 from rlzmq.runners.episode_sampler import AgentsEpisodeSampler, EpisodeSampler
-from rlzmq.runners.rows_sampler import RowsSampler
-from rlzmq.runners.sampler import Sampler
+from rlzmq.runners.rows_sampler import RowsSampler, Sampler
 
 if TYPE_CHECKING:
     from rlzmq.runners.env_runner import EnvRunner
@@ -284,7 +283,7 @@ class SingleAgentEnvRunner(EnvRunner):
         known = self.env.history.way_of(index)
         return None if known is None else Reproduction.of_way(known, known.actions)
 
-    def _way_to(self, batch: Any, value: BadValue) -> Reproduction | None:
+    def way_to(self, batch: Any, value: BadValue) -> Reproduction | None:
         steps = value.num_env_steps - int(batch.t_started[value.episode])
         way: Reproduction | None = self._sampler.stepper.way_to(batch, value.episode, steps)
         return way
@@ -328,7 +327,7 @@ class MultiAgentEnvRunner(EnvRunner):
     def _way_there(self, index: int) -> Reproduction:
         return Reproduction.of_agents(self.env.episode_seeds[index], self.env.episode_actions[index])
 
-    def _way_to(self, batch: Any, value: BadValue) -> Reproduction | None:
+    def way_to(self, batch: Any, value: BadValue) -> Reproduction | None:
         e = value.episode
         seed, actions = self.env.episode_seeds[value.env_index], self.env.episode_actions[value.env_index]
         is_ongoing = not (batch.terminated[e] or batch.truncated[e])

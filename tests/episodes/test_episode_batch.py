@@ -15,7 +15,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rlzmq.core.tree import tree_leaves
-from rlzmq.episodes.columns import Columns, steps_window
+from rlzmq.episodes.batch_columns import steps_window
+from rlzmq.episodes.columns import Columns
 from rlzmq.episodes.episode_batch import EpisodeBatch
 from rlzmq.episodes.single_agent_episode import SingleAgentEpisode
 

@@ -29,7 +29,8 @@ from rlzmq.connectors.connector_v2 import (
 from rlzmq.connectors.observation_pieces import AgentPiece
 from rlzmq.connectors.rows import TrainRows
 from rlzmq.core.tree import num_items, tree_map, tree_stack
-from rlzmq.episodes.columns import DEFAULT_MODULE_ID, Columns, ragged_arange
+from rlzmq.episodes.batch_columns import ragged_arange
+from rlzmq.episodes.columns import DEFAULT_MODULE_ID, Columns
 from rlzmq.episodes.episode_batch import EpisodeBatch
 
 __all__ = [
