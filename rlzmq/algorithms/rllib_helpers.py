@@ -23,7 +23,7 @@ from rlzmq.connectors.learner.vtrace import TARGET_DIST_INPUTS
 from rlzmq.core.callbacks import Callback
 from rlzmq.core.spaces import leaf_spaces
 from rlzmq.core.tree import tree_map, tree_stack
-from rlzmq.envs.multi_agent_vector import SyncVectorMultiAgentEnv
+from rlzmq.envs.multi_agent_env import SyncVectorMultiAgentEnv
 from rlzmq.episodes.columns import DEFAULT_MODULE_ID, Columns
 from rlzmq.episodes.multi_agent_episode import MultiAgentEpisode
 from rlzmq.episodes.single_agent_episode import SingleAgentEpisode

@@ -32,7 +32,7 @@ IntArray = NDArray[np.int64]
 # The parts of the chunk table: arrays [C], and lists of C ids (or None). Without its last letter, a name
 # of AGENT_LISTS is the attribute of an episode.
 TABLE = ("start", "length", "lookback", "t_started", "terminated", "truncated", "env_index")
-AGENT_LISTS = ("agent_ids", "module_ids", "multi_agent_episode_ids")
+AGENT_LISTS = ("agent_ids", "module_ids")
 ID_LISTS = ("episode_ids", *AGENT_LISTS)
 # All that there is per chunk: arrays (or None), lists (or None), and dicts of what most chunks lack.
 _ARRAYS = (*TABLE, "duration_s", "episode", "order")
@@ -65,7 +65,6 @@ class BatchColumns(list[Any]):
         "lookback",
         "meta",
         "module_ids",
-        "multi_agent_episode_ids",
         "observation_space",
         "order",
         "start",
@@ -91,7 +90,6 @@ class BatchColumns(list[Any]):
         episode_ids: list[str] | None = None,
         agent_ids: list[Any] | None = None,
         module_ids: list[Any] | None = None,
-        multi_agent_episode_ids: list[Any] | None = None,
         initial_state: object = None,
         infos: dict[int, dict[str, Any]] | None = None,
         custom_data: dict[int, dict[str, Any]] | None = None,
@@ -127,7 +125,6 @@ class BatchColumns(list[Any]):
         )
         self.agent_ids: list[Any] | None = agent_ids
         self.module_ids: list[Any] | None = module_ids
-        self.multi_agent_episode_ids: list[Any] | None = multi_agent_episode_ids
         self.initial_state: Any = initial_state
         self.infos: dict[int, dict[str, Any]] = {} if infos is None else infos
         self.custom_data: dict[int, dict[str, Any]] = {} if custom_data is None else custom_data

@@ -361,7 +361,8 @@ class SharedColumns:
         episode.id_ = self.episode_ids[position]
         episode.t_started = t_started
         episode.t = t_started + length
-        episode._belongs_to(self._ids(position))
+        episode.agent_id, episode.module_id = self._ids(position)
+        episode.multi_agent_episode_id = None
         episode._source = (self, position, row)
         episode._created = {}
         return episode
@@ -444,7 +445,8 @@ class SharedColumns:
         facts = (self.episode_ids[position], *self._ids(position), t_started, t_started + length)
         if (terminated, truncated) != (episode.is_terminated, episode.is_truncated) or facts != (
             episode.id_,
-            *episode._ids(),
+            episode.agent_id,
+            episode.module_id,
             episode.t_started,
             episode.t,
         ):
@@ -577,6 +579,7 @@ def _new_episode_of_agents(batch: BatchColumns, e: int) -> MultiAgentEpisode:
         of_episode, order, env_ts = group.links
         for c in np.flatnonzero(of_episode == e).tolist():
             sae = _new_episode(group, c)
+            sae.multi_agent_episode_id = episode.id_
             first = int(group.start[c])
             times = env_ts[first - int(group.lookback[c]) : first + int(group.length[c]) + 1].tolist()
             track = AgentTrack.of_chunk(

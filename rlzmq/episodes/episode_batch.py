@@ -57,8 +57,7 @@ class EpisodeBatch(BatchColumns):
         terminated, truncated: bool [C], whether the chunk's last step ended the episode; None: False.
         env_index: int [C], the sub-environment of each chunk; -1: unknown; None: all unknown.
         episode_ids: C strings; None: new ids.
-        agent_ids, module_ids, multi_agent_episode_ids: C values each, for agents of multi-agent episodes; None in
-            single-agent use.
+        agent_ids, module_ids: C values each, of the agents' chunks; None in single-agent use.
         initial_state: Tree with leaves ``[C, ...]``, the module's state before each chunk's first step; None:
             stateless module, or unknown.
         infos: Non-empty info dicts by slot.

@@ -435,7 +435,8 @@ class SingleAgentEpisode(EpisodeColumns):
         """Return the stored steps ``begin…end-1``; the first ``lookback`` of them become lookback."""
         chunk = type(self).__new__(type(self))
         chunk.id_ = self.id_
-        chunk._belongs_to(self._ids())
+        chunk.agent_id, chunk.module_id = self.agent_id, self.module_id
+        chunk.multi_agent_episode_id = self.multi_agent_episode_id
         chunk.is_terminated = chunk.is_truncated = False
         chunk._observation_space = self._observation_space
         chunk._action_space = self._action_space
@@ -454,14 +455,6 @@ class SingleAgentEpisode(EpisodeColumns):
         chunk.t_started = t_started
         chunk.t = t_started + end - begin - lookback
         return chunk
-
-    def _ids(self) -> tuple[Any, Any, Any]:
-        """Return the values of `columns.AGENT_LISTS`."""
-        return self.agent_id, self.module_id, self.multi_agent_episode_id
-
-    def _belongs_to(self, ids: tuple[Any, ...]) -> None:
-        """Set the values of `columns.AGENT_LISTS`."""
-        self.agent_id, self.module_id, self.multi_agent_episode_id = ids
 
     def writable_copy(self) -> Self:
         """Return a copy that shares its arrays with this episode until one of them is written to."""

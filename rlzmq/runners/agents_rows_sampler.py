@@ -361,7 +361,6 @@ def _rows(entries: list[tuple[int, int, LiveEpisode, AgentRecord]], spaces: tupl
         episode_ids=[f"{live.id_}_{record.agent_id}" for _, _, live, record in entries],
         agent_ids=agent_ids,
         module_ids=[store.module_id] * len(records),
-        multi_agent_episode_ids=[live.id_ for _, _, live, _ in entries],
         initial_state=initial_state,
         infos=infos,
         observation_space=_common(spaces[0], agent_ids),

@@ -15,7 +15,7 @@ from rlzmq.config.base_config import BaseConfig
 from rlzmq.core.errors import EnvError
 from rlzmq.core.metrics import ENV_RESET_TIMER
 from rlzmq.core.tree import tree_leaves, tree_map, tree_unstack
-from rlzmq.envs.multi_agent_vector import SyncVectorMultiAgentEnv, make_multi_agent_vec
+from rlzmq.envs.multi_agent_env import SyncVectorMultiAgentEnv, make_multi_agent_vec
 from rlzmq.envs.observation_check import misfit
 from rlzmq.envs.registry import EnvContext
 from rlzmq.envs.sync_vector import LeanSyncVectorEnv, SparseInfos, SparseStep

@@ -15,10 +15,11 @@ from rlzmq.envs.multi_agent_env import (
     MultiAgentEnv,
     ParallelPettingZooEnv,
     PettingZooEnv,
+    SyncVectorMultiAgentEnv,
     agent_spaces,
     make_multi_agent,
+    make_multi_agent_vec,
 )
-from rlzmq.envs.multi_agent_vector import SyncVectorMultiAgentEnv, make_multi_agent_vec
 from rlzmq.envs.registry import EnvContext
 from rlzmq.episodes.multi_agent_episode import MultiAgentEpisode
 

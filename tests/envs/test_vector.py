@@ -20,7 +20,7 @@ from gymnasium.vector import AutoresetMode
 from rlzmq.core.addresses import SocketDirectory
 from rlzmq.core.errors import ConfigurationError, UnsupportedSpaceError
 from rlzmq.envs.examples import MultiAgentCartPole, RandomEnv
-from rlzmq.envs.multi_agent_vector import make_multi_agent_vec
+from rlzmq.envs.multi_agent_env import make_multi_agent_vec
 from rlzmq.envs.registry import EnvContext
 from rlzmq.envs.sync_vector import LeanSyncVectorEnv
 from rlzmq.envs.vector import make_vec, sparse_infos

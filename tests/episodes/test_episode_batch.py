@@ -135,7 +135,6 @@ def test_items_are_remembered_and_their_changes_are_kept() -> None:
         lambda episode: setattr(episode, "is_truncated", True),
         lambda episode: setattr(episode, "agent_id", "a"),
         lambda episode: setattr(episode, "module_id", "p1"),
-        lambda episode: setattr(episode, "multi_agent_episode_id", "e"),
         lambda episode: episode.initial_state.update(h=np.zeros(4)),
         lambda episode: episode.custom_data.update(key=[1]),
         lambda episode: episode.set_actions(new_data=0, at_indices=0),
@@ -163,10 +162,9 @@ def test_a_new_initial_state_cannot_pass_for_the_old_one() -> None:
 
 def test_ids_that_items_are_given_stay_with_them() -> None:
     batch = runner_batch()
-    batch[0].agent_id, batch[0].module_id, batch[0].multi_agent_episode_id = "a", "p1", "m"
+    batch[0].agent_id, batch[0].module_id = "a", "p1"
     for other in (batch[:], pickle.loads(pickle.dumps(batch)), EpisodeBatch.concat([batch])):
-        ids = other[0].agent_id, other[0].module_id, other[0].multi_agent_episode_id
-        assert ids == ("a", "p1", "m")
+        assert (other[0].agent_id, other[0].module_id) == ("a", "p1")
         assert other[1].module_id is None
 
 
@@ -291,7 +289,6 @@ def test_from_episodes_keeps_everything(numpy_ones: str) -> None:
     assert batch.length.tolist() == [4, 0, 1, 7, 0, 2]
     assert batch.lookback.tolist() == [0, 0, 0, 0, 2, 1]
     assert batch.agent_ids == [0, 1, 2, 3, 0, 0]
-    assert batch.multi_agent_episode_ids is None
     for original, item in zip(episodes, batch, strict=True):
         if len(original):
             original.to_numpy()

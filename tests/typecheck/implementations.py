@@ -5,7 +5,7 @@ from rlzmq.connectors.connector_v2 import ConnectorV2
 from rlzmq.connectors.pipelines import ConnectorPipelineV2
 from rlzmq.driver.broker_pipeline import BrokerPipeline
 from rlzmq.driver.updates import SerialPipeline
-from rlzmq.envs.multi_agent_vector import SyncVectorMultiAgentEnv
+from rlzmq.envs.multi_agent_env import SyncVectorMultiAgentEnv
 from rlzmq.envs.sync_vector import LeanSyncVectorEnv
 from rlzmq.learners.learner import Learner
 from rlzmq.runners.rows_sampler import Sampler
