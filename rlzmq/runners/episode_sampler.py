@@ -28,10 +28,10 @@ from rlzmq.episodes.single_agent_episode import SingleAgentEpisode
 from rlzmq.episodes.step_values import checked_infos, checked_rewards
 from rlzmq.runners.episode_metrics import EpisodeTotals, FinishedEpisodes, recorded_return
 from rlzmq.runners.module_step import ModuleStep, to_numpy
-from rlzmq.runners.rows_sampler import Sampler, SampleRequest
+from rlzmq.runners.rows_sampler import Sampler
 
 if TYPE_CHECKING:
-    from rlzmq.runners.env_runner import EnvRunner
+    from rlzmq.runners.env_runner import EnvRunner, SampleRequest
 
 __all__ = ["AgentsEpisodeSampler", "EpisodeSampler", "new_agents_episode"]
 

@@ -20,7 +20,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from rlzmq.config.base_config import BaseConfig
 from rlzmq.connectors.rows import VectorStepRows
 from rlzmq.core.errors import EnvError
 from rlzmq.core.metrics import (
@@ -33,13 +32,13 @@ from rlzmq.core.metrics import (
 from rlzmq.core.tree import tree_leaves, tree_map
 from rlzmq.episodes.columns import Columns
 from rlzmq.episodes.episode_batch import EpisodeBatch
-from rlzmq.runners.episode_metrics import FinishedEpisodes, OngoingEpisodes, recorded_return
+from rlzmq.runners.episode_metrics import FinishedEpisodes, recorded_return
 from rlzmq.runners.module_step import ModuleStep, to_numpy
 
 if TYPE_CHECKING:
-    from rlzmq.runners.env_runner import EnvRunner
+    from rlzmq.runners.env_runner import EnvRunner, SampleRequest
 
-__all__ = ["ColumnBlock", "RowsSampler", "SampleRequest", "Sampler", "find_chunks"]
+__all__ = ["ColumnBlock", "RowsSampler", "Sampler", "find_chunks"]
 
 # Vector steps between two checks whether enough episodes have ended.
 _BLOCK_STEPS = 64
@@ -54,95 +53,6 @@ _SHARED_STEPS = 16
 _STEPS_PER_TIMED = 16
 
 BoolArray = NDArray[np.bool_]
-
-
-@dataclass(frozen=True)
-class SampleRequest:
-    """The extent of a sampling call; exactly one of the three counts is set.
-
-    Attributes:
-        explore: Sample from the exploration distribution instead of acting greedily.
-        random_actions: Sample actions from the action space.
-        num_vector_steps: Exact number of vector steps (a lease).
-        num_timesteps: Minimum number of env steps, or of agent steps (``config.count_steps_by``).
-        num_episodes: Exact number of finished episodes.
-        max_env_steps: With num_vector_steps: stop once this number of env steps is reached.
-        ends_at: With num_vector_steps: stop after the vector step that ends after this time.perf_counter().
-    """
-
-    explore: bool
-    random_actions: bool = False
-    num_vector_steps: int | None = None
-    num_timesteps: int | None = None
-    num_episodes: int | None = None
-    max_env_steps: int | None = None
-    ends_at: float | None = None
-
-    @classmethod
-    def of_sample(
-        cls,
-        config: BaseConfig,
-        num_envs: int,
-        worker_index: int,
-        num_timesteps: int | None,
-        num_episodes: int | None,
-        *,
-        explore: bool,
-        random_actions: bool,
-    ) -> SampleRequest | None:
-        """Return the request of `EnvRunner.sample`; None if nothing is to be sampled.
-
-        Raises:
-            AssertionError: Both counts are given, or one is negative.
-        """
-        if num_timesteps is not None and num_episodes is not None:
-            raise AssertionError("sample(): give num_timesteps or num_episodes, not both.")
-        for name, value in (("num_timesteps", num_timesteps), ("num_episodes", num_episodes)):
-            if value is not None and value < 0:
-                raise AssertionError(f"sample({name}={value}): expected a number >= 0.")
-        if num_timesteps is None and num_episodes is None:
-            if config.batch_mode == "complete_episodes":
-                num_episodes = num_envs
-            else:
-                num_timesteps = config.get_rollout_fragment_length(worker_index) * num_envs
-        if not (num_timesteps or num_episodes):
-            return None
-        return cls(explore, random_actions, num_timesteps=num_timesteps, num_episodes=num_episodes)
-
-    def num_more_vector_steps(
-        self, num_vector_steps: int, num_env_steps: int, num_ends: int, num_envs: int, block: int
-    ) -> int:
-        """Return the number of vector steps to make before the next call; 0 when the request is fulfilled.
-
-        Args:
-            num_vector_steps: Vector steps made so far.
-            num_env_steps: Env steps so far, without autoreset steps; agent steps if ``num_timesteps`` counts those.
-            num_ends: Number of episodes that have ended so far.
-            num_envs: Maximum number of env steps per vector step.
-            block: Number of vector steps at once while waiting for episodes to end.
-        """
-        if self.num_episodes is not None:
-            return block if num_ends < self.num_episodes else 0
-        if self.num_timesteps is not None:
-            return max(-(-(self.num_timesteps - num_env_steps) // num_envs), 0)
-        if num_vector_steps and self.is_over(num_env_steps):
-            return 0
-        return (self.num_vector_steps or 0) - num_vector_steps
-
-    def is_over(self, num_env_steps: int) -> bool:
-        """Return whether the request ends early: there are enough env steps, or the time is over."""
-        if self.max_env_steps is not None and num_env_steps >= self.max_env_steps:
-            return True
-        return self.ends_at is not None and time.perf_counter() >= self.ends_at
-
-    def num_vector_steps_expected(self, num_envs: int) -> int:
-        """Return the number of vector steps to allocate at first."""
-        if self.num_vector_steps is not None:
-            return self.num_vector_steps
-        if self.num_timesteps is not None:
-            least = -(-self.num_timesteps // num_envs)
-            return least + least // 8 + 2  # autoresets use some slots
-        return 256
 
 
 class Sampler(abc.ABC):
@@ -678,3 +588,84 @@ def find_chunks(
         num_finished=len(end_env),
     )
     return table.select(table.length > 0)
+
+
+class OngoingEpisodes:
+    """Ids, steps, returns and start times of each env's current episode.
+
+    Args:
+        num_envs: Number of environments; a new episode begins in each one.
+        new_id: Creates episode ids.
+
+    Attributes:
+        ids: Episode id per env.
+        steps: int64[N], number of env steps so far.
+        returns: float64[N], sum of rewards so far.
+        started_s: float64[N], start time on the clock of ``time.perf_counter``.
+    """
+
+    def __init__(self, num_envs: int, new_id: Callable[[], str]) -> None:
+        self._new_id = new_id
+        self.ids: list[str] = [new_id() for _ in range(num_envs)]
+        self.steps: NDArray[np.int64] = np.zeros(num_envs, np.int64)
+        self.returns: NDArray[np.float64] = np.zeros(num_envs, np.float64)
+        self.started_s: NDArray[Any] = np.full(num_envs, time.perf_counter())
+
+    def close(self, index: int, finished: FinishedEpisodes) -> None:
+        """End the episode of env ``index`` between two fragments; its chunks have been returned already."""
+        if self.steps[index]:
+            finished.returns.append(float(self.returns[index]))
+            finished.lengths.append(int(self.steps[index]))
+            finished.durations_s.append(time.perf_counter() - float(self.started_s[index]))
+        self.steps[index] = 0
+
+    def add_fragment(
+        self,
+        table: ChunkTable,
+        chunk_returns: NDArray[np.float64],
+        begin_s: float,
+        num_steps: int,
+        finished: FinishedEpisodes,
+    ) -> list[str]:
+        """Add a fragment's chunks.
+
+        Args:
+            table: The chunks.
+            chunk_returns: float64[C].
+            begin_s: Start time of the fragment.
+            num_steps: The fragment's number of vector steps.
+            finished: Receives the ended episodes.
+
+        Returns:
+            The episode id of each chunk.
+        """
+        if not table.num_finished and len(table.env_index) == len(self.ids) and table.continues.all():
+            self.steps += table.length
+            self.returns += chunk_returns
+            return list(self.ids)
+        end_s = time.perf_counter()
+        step_s = (end_s - begin_s) / max(num_steps, 1)
+        env, continues, num = table.env_index, table.continues, table.num_finished
+        total_returns = chunk_returns + np.where(continues, self.returns[env], 0.0)
+        total_steps = table.length + np.where(continues, self.steps[env], 0)
+        started_s = np.where(continues, self.started_s[env], begin_s + step_s * table.first_step)
+
+        ended_s = begin_s + step_s * (table.first_step[:num] + table.length[:num])
+        finished.returns += total_returns[:num].tolist()
+        finished.lengths += total_steps[:num].tolist()
+        finished.durations_s += (ended_s - started_s[:num]).tolist()
+
+        ids = [
+            self.ids[index] if is_continued else self._new_id()
+            for index, is_continued in zip(env.tolist(), continues.tolist(), strict=True)
+        ]
+        self.steps[:] = 0
+        self.returns[:] = 0.0
+        self.started_s[:] = end_s
+        open_envs = env[num:]
+        self.steps[open_envs] = total_steps[num:]
+        self.returns[open_envs] = total_returns[num:]
+        self.started_s[open_envs] = started_s[num:]
+        open_ids = dict(zip(open_envs.tolist(), ids[num:], strict=True))
+        self.ids = [open_ids.get(index) or self._new_id() for index in range(len(self.ids))]
+        return ids
