@@ -250,7 +250,7 @@ def plan_training(before: ModuleConfigs, module_ids: Sequence[str] | None) -> Mo
         return None
 
     def change(learner: Any) -> None:
-        learner.trained.to_train = module_ids
+        learner.policies_to_train = module_ids
 
     return ModuleChange(ModuleConfigs(**places), change)
 

@@ -95,10 +95,10 @@ class SerialPipeline:
             )
             self._has_results = True
             trained = time.perf_counter()
-            num_kept = num_steps if learner.was_trained else 0
+            num_kept = num_steps if learner.report.was_trained else 0
             accounting.add(trained=num_kept, dropped={"skipped": num_steps - num_kept})
             if learner.source.keeps_data:
-                accounting.note_sources([{ALL_MODULES: {BATCH_SOURCE: learner.source_counts()}}])
+                accounting.note_sources([{ALL_MODULES: {BATCH_SOURCE: learner.source.counts}}])
             self._publish()
             if self._connectors.is_needed and self._runner is not None:
                 state = self._connectors.merge(meta.get("connector_delta") for meta in metas)
@@ -111,7 +111,7 @@ class SerialPipeline:
         return UpdateResult(
             weights_version=learner.weights_seq_no,
             fragments=metas,
-            num_env_steps_trained=learner.num_env_steps_of_update,
+            num_env_steps_trained=learner.report.batch.num_env_steps,
             timers=timers,
             steps_by_lag={0: num_steps} if num_steps else {},
         )

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import ctypes
 import errno
-import hashlib
 import logging
 import mmap
 import os
@@ -17,7 +16,7 @@ import secrets
 import select
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Literal, Protocol, Self
@@ -39,7 +38,6 @@ __all__ = [
     "DesynchronizedError",
     "RankGroup",
     "SharedRows",
-    "parameter_hash",
 ]
 
 
@@ -574,21 +572,6 @@ def _is_of_peers(error: RuntimeError) -> bool:
 
 def _listed(ranks: set[int]) -> str:
     return f"rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, sorted(ranks)))}"
-
-
-def parameter_hash(state: Mapping[str, Any]) -> str:
-    """Return the SHA-256 (hex) of named tensors or arrays: names, dtypes, shapes and all bits of their values.
-
-    Args:
-        state: A state dict, e.g. ``module.state_dict()``; the order of names does not matter.
-    """
-    digest = hashlib.sha256()
-    for name in sorted(state):
-        value = state[name]
-        array = np.asarray(value.detach().cpu() if isinstance(value, Tensor) else value)
-        digest.update(f"{name}|{array.dtype.str}|{array.shape}|".encode())
-        digest.update(array.tobytes())
-    return digest.hexdigest()
 
 
 @contextmanager

@@ -22,11 +22,9 @@ averages gradients with its peers; an update then happens on all ranks or on non
 
 from __future__ import annotations
 
-import logging
 import time
-from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import contextmanager, nullcontext
 from itertools import chain, islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Self
@@ -37,33 +35,25 @@ from torch import Tensor, nn
 
 from rlzmq.config.base_config import BaseConfig
 from rlzmq.connectors.learner.advantages import FORWARD_OUTPUTS
-from rlzmq.core import trace
 from rlzmq.core.checkpoint import Checkpointable
-from rlzmq.core.errors import NotFiniteError
 from rlzmq.core.metrics import MetricsLogger
 from rlzmq.core.names import ALL_MODULES, LEARNER_PATH
 from rlzmq.core.signatures import TellsUncalled, check_takes
 from rlzmq.core.tracebacks import ShortTraceback
 from rlzmq.core.update_plan import derive_seed
 from rlzmq.episodes.columns import DEFAULT_MODULE_ID
-from rlzmq.learners.execution import UNCHANGED, LearnerCompiler, MixedPrecision, learner_device, seeded
-from rlzmq.learners.gradients import Gradients
-from rlzmq.learners.losses import no_loss
-from rlzmq.learners.optimizers import (
-    DEFAULT_OPTIMIZER,
-    Optimizers,
-    make_adam,
-)
-from rlzmq.learners.ranks import Ranks
+from rlzmq.learners.execution import LearnerCompiler, MixedPrecision
+from rlzmq.learners.optimizers import DEFAULT_OPTIMIZER, Optimizers, make_adam
+from rlzmq.learners.ranks import Ranks, learner_device, seeded
 from rlzmq.learners.snapshot import Snapshot
 from rlzmq.learners.sources import BatchSource, FreshBatch, num_env_steps_of
 from rlzmq.learners.train_batch import MinibatchIterator, TrainBatch, TrainBatchBuilder
-from rlzmq.learners.trained_modules import TrainedModules, check_interfaces, is_trainable
-from rlzmq.learners.update_report import BACKWARD, CONNECTOR, FORWARD, Scalar, UpdateReport, mean_of
+from rlzmq.learners.update_report import BACKWARD, FORWARD, Scalar, UpdateReport, mean_of
 from rlzmq.modules.multi_rl_module import MultiRLModule
-from rlzmq.modules.output_check import check_training_outputs
+from rlzmq.modules.output_check import check_interfaces, check_training_outputs, no_loss
 from rlzmq.modules.rl_module import SelfSupervisedLossAPI, ValueFunctionAPI
 from rlzmq.modules.saving import read_module_states
+from rlzmq.modules.weights import is_trainable
 
 if TYPE_CHECKING:
     import gymnasium as gym
@@ -71,16 +61,11 @@ if TYPE_CHECKING:
 
 __all__ = ["NUM_ENV_STEPS_LIFETIME", "Learner", "TorchLearner"]
 
-_logger = logging.getLogger(__name__)
-
 NUM_ENV_STEPS_LIFETIME = "num_env_steps_sampled_lifetime"
-
-# Data that make a loss overflow are rare. After this many updates without a step there must be another cause.
-_MAX_UPDATES_IN_VAIN = 10
 
 
 class _Options(NamedTuple):
-    """How an update cuts its batches into minibatches."""
+    """How an update cuts its batches into minibatches; see `MinibatchIterator`."""
 
     num_epochs: int = 1
     minibatch_size: int | None = None
@@ -111,23 +96,22 @@ class Learner(TellsUncalled, Checkpointable):
         metrics: MetricsLogger for a subclass's values. Values logged under ``(module_id, name)`` are part of the
             results of `update`; the run's results merge those of several ranks by their reduction.
         weights_seq_no: Version of the weights, which increases by one per update.
-        num_gradient_updates_lifetime: Minibatches trained so far.
-        num_env_steps_trained_lifetime: Env steps trained so far; each is counted once, regardless of its epochs.
-        num_env_steps_of_all_ranks_lifetime: The same for all ranks together; the default input of schedules.
-        num_module_steps_trained_lifetime: Module id → its steps trained so far, on all ranks together.
         trained_module_ids: Modules that the current (or last) update trains, on any rank.
         num_minibatches_per_epoch: For the current (or last) update.
         is_last_epoch: Whether the current minibatch belongs to the last epoch, whose statistics are reported.
+        policies_to_train: The config's: None (all), ids, or ``fn(module_id, batch) -> bool``.
+        coefficients: Setting → module id → its value: of `scheduled_settings`, and of what else changes; part of the
+            state.
+        optimizers: The modules' optimizers.
+        report: What it counts and measures.
+        source: Its batch source.
         ranks: Its peers, if it is one of several.
-        was_trained: Whether the last update took a step; False if none of its minibatches was finite.
-        num_updates_in_vain: Number of consecutive updates without a step.
-        num_passes: Number of minibatches that went through the loss on this rank, successfully or not.
         device: Device of the modules.
     """
 
     checkpoint_name = LEARNER_PATH
     scheduled_settings: ClassVar[Sequence[str]] = ()
-    """Settings besides ``lr`` that may be schedules, e.g. ["entropy_coeff"]; see `coefficients`."""
+    """Settings besides ``lr`` that may be schedules, e.g. ["entropy_coeff"]."""
 
     _not_called: ClassVar[Mapping[str, str]] = {
         **dict.fromkeys(
@@ -161,57 +145,32 @@ class Learner(TellsUncalled, Checkpointable):
             stats_cls_lookup=getattr(config, "custom_stats_cls_lookup", None)
         )
         self.weights_seq_no: int = 0
-        self.num_gradient_updates_lifetime: int = 0
-        self.num_env_steps_trained_lifetime: int = 0
-        self.num_env_steps_of_all_ranks_lifetime: int = 0
-        self.num_module_steps_trained_lifetime: dict[str, int] = {}
         self.trained_module_ids: list[str] = []
         self.num_minibatches_per_epoch = 1
         self.is_last_epoch: bool = True
-        self.was_trained: bool = True
-        self.num_updates_in_vain: int = 0
-        self.num_passes: int = 0
+        self.policies_to_train: Any = getattr(config, "policies_to_train", None)
         self._module_spec = module_spec
         self._given_module = module
+        self._configs: dict[str, BaseConfig] = {}
         seed = getattr(config, "seed", None)
         self.seed: int = int(np.random.SeedSequence().generate_state(1)[0]) if seed is None else int(seed)
         self._learner_connector: Any = None
         self.source: BatchSource = self.make_source()
         self.ranks: Ranks = Ranks(self, rank, num_ranks)
         self.optimizers: Optimizers = Optimizers()
+        self.coefficients = self.optimizers.coefficients
+        self.report: UpdateReport = UpdateReport()
         self.snapshot: Snapshot = Snapshot(self)
-        self.trained: TrainedModules = TrainedModules(self)
         self._compiler: LearnerCompiler | None = None
         self._mixed_precision: MixedPrecision | None = None
-        self.report: UpdateReport = UpdateReport()
-        self._options = _Options(
-            self._setting("num_epochs", 1),
-            self._setting("minibatch_size", None),
-            self._setting("shuffle_batch_per_epoch", False),
-        )
-        self._num_batches = 1  # of the current update
-        # A subclass that changes gradients may introduce NaN after the norm was computed.
-        own, base = type(self), Learner
-        self.gradients: Gradients = Gradients(
-            self,
-            are_changed=own.postprocess_gradients is not base.postprocess_gradients
-            or own.postprocess_gradients_for_module is not base.postprocess_gradients_for_module,
-        )
+        # Of the current update:
+        self._num_batches = 1
+        self._loss_weights: Mapping[str, float] = {}
 
     @property
     def rank(self) -> int:
         """Index of this learner among its peers."""
         return self.ranks.rank
-
-    @property
-    def num_ranks(self) -> int:
-        """Number of learners."""
-        return self.ranks.num
-
-    @property
-    def coefficients(self) -> defaultdict[str, dict[str, float]]:
-        """Setting → module id → its value: of `scheduled_settings`, and of what else changes; part of the state."""
-        return self.trained.coefficients
 
     # -- one update --------------------------------------------------------------------------------
 
@@ -269,11 +228,12 @@ class Learner(TellsUncalled, Checkpointable):
             raise ValueError(
                 f"Learner.update: expected exactly one of {', '.join(given)}, got {', '.join(names) or 'none'}."
             )
-        configured, report = self._options, self.report
         options = _Options(
-            num_epochs or configured.num_epochs,
-            minibatch_size or configured.minibatch_size,
-            configured.shuffle if shuffle_batch_per_epoch is None else shuffle_batch_per_epoch,
+            num_epochs or self._setting("num_epochs", 1),
+            minibatch_size or self._setting("minibatch_size", None),
+            self._setting("shuffle_batch_per_epoch", False)
+            if shuffle_batch_per_epoch is None
+            else shuffle_batch_per_epoch,
             num_total_minibatches or None,
         )
         if episodes is not None:
@@ -283,28 +243,30 @@ class Learner(TellsUncalled, Checkpointable):
             options = _Options()
         else:
             train_batches = iter([self._builder.of_batches(batches if batch is None else [batch])])
-        counters = timesteps or {NUM_ENV_STEPS_LIFETIME: self.num_env_steps_of_all_ranks_lifetime}
+        report = self.report
+        timesteps = {
+            NUM_ENV_STEPS_LIFETIME: report.num_env_steps_of_all_ranks_lifetime,
+            **(timesteps or {}),
+        }
         report.begin(self.ranks.waited_s)
-        with (
-            ShortTraceback(),
-            self.ranks.torch_threads(),
-            seeded(derive_seed(self.seed, "learner", self.rank, self.weights_seq_no), self.device),
-            self._precision(),
-            self.snapshot.undone_on_error(),
-        ):
-            self.trained.divide_source()
-            self.before_gradient_based_update(timesteps=counters)
+        with ShortTraceback(), self._running(), self.snapshot.undone_on_error():
+            self._divide_source()
+            self.before_gradient_based_update(timesteps=timesteps)
             self._num_batches = 1
-            while (train_batch := self._next_batch(train_batches)) is not None:
+            for train_batch in report.timed(train_batches):
                 for minibatch in self._minibatches_of(train_batch, options):
                     self._train_minibatch(minibatch)
             has_data = report.num_minibatches or report.batch.num_env_steps
             if not (has_data or self.ranks.group or (episodes is not None and self.source.keeps_data)):
                 return self.results()
             self.weights_seq_no += 1
-            self._count()
-            self.after_gradient_based_update(timesteps=counters)
-            self.ranks.commit_update(num_skipped=sum(report.num_skipped.values()))
+            self.snapshot.restore_not_finite()
+            report.count(self.trained_module_ids, self.rank, self.weights_seq_no)
+            if not report.was_trained:
+                self.snapshot.undo_steps()
+            self.after_gradient_based_update(timesteps=timesteps)
+            num_skipped = sum(report.num_skipped.values())
+            self.ranks.commit_update(report.num_gradient_updates_lifetime, num_skipped)
         report.end(self.ranks.waited_s, self.weights_seq_no)
         return self.results() if with_results else {}
 
@@ -314,74 +276,18 @@ class Learner(TellsUncalled, Checkpointable):
         report.logged()
         start = time.perf_counter()
         losses = self._losses_of(minibatch)
-        middle, reduced_s = time.perf_counter(), ranks.waited_s
+        middle, waited_s = time.perf_counter(), ranks.waited_s
         gradients = self.compute_gradients(losses)
         gradients = self.postprocess_gradients(gradients)
         self.apply_gradients(gradients)
-        self.num_gradient_updates_lifetime += 1
-        self.num_passes += 1
-        end = time.perf_counter()
-        report.seconds[FORWARD] += middle - start
-        report.seconds[BACKWARD] += end - middle - (ranks.waited_s - reduced_s)
-        if trace.is_on:
-            trace.span("forward", start, middle)
-            trace.span("backward", middle, end)
+        report.num_gradient_updates_lifetime += 1
+        report.add_time(FORWARD, "forward", start, middle)
+        report.add_time(BACKWARD, "backward", middle, time.perf_counter(), ranks.waited_s - waited_s)
 
     def _losses_of(self, minibatch: dict[str, dict[str, Any]]) -> dict[str, torch.Tensor]:
         return self.compute_losses(fwd_out=self.forward_train(minibatch), batch=minibatch)
 
-    def _count(self) -> None:
-        """Count what the update trained, without modules that took no optimizer step.
-
-        Raises:
-            NotFiniteError: Too many consecutive updates took no step.
-        """
-        report = self.report
-        skipped = report.leave_out_skipped(self.trained_module_ids)
-        self.was_trained = not skipped or len(skipped) < len(self.trained_module_ids)
-        self.snapshot.copies.restore_not_finite()
-        if self.was_trained:
-            self.num_updates_in_vain = 0
-        else:
-            self.snapshot.undo_steps()
-            report.batch.num_env_steps = report.num_env_steps = 0
-            self.num_updates_in_vain += 1
-        if self.num_updates_in_vain >= _MAX_UPDATES_IN_VAIN:
-            raise NotFiniteError(
-                f"{_MAX_UPDATES_IN_VAIN} updates in a row took no optimizer step, up to weights version "
-                f"{self.weights_seq_no}: the losses or gradients of {', '.join(map(repr, skipped))} are NaN or "
-                "infinite, whatever the data. Check the loss and the module's outputs, reduce the lr, or set "
-                "grad_clip."
-            )
-        self.num_env_steps_trained_lifetime += report.batch.num_env_steps
-        self.num_env_steps_of_all_ranks_lifetime += report.num_env_steps
-        lifetime = self.num_module_steps_trained_lifetime
-        for module_id, num_steps in report.num_module_steps.items():
-            lifetime[module_id] = lifetime.get(module_id, 0) + num_steps
-        if report.num_skipped:
-            _logger.warning(
-                "rank %d, weights version %d: NaN or infinite gradients, no step taken on %s of %d "
-                "minibatches. Check for NaN in observations or rewards, reduce the lr, or set grad_clip.",
-                self.rank,
-                self.weights_seq_no,
-                ", ".join(f"{num} (module {module_id!r})" for module_id, num in report.num_skipped.items()),
-                report.num_minibatches,
-            )
-
     # -- the batches of an update --------------------------------------------------------------------
-
-    def _next_batch(self, batches: Iterator[TrainBatch]) -> TrainBatch | None:
-        """Build the next batch, with the weights that the ones before it left, for the modules to train."""
-        start = time.perf_counter()
-        train_batch = next(batches, None)
-        end = time.perf_counter()
-        self.report.seconds[CONNECTOR] += end - start
-        if trace.is_on:
-            trace.span("connector", start, end)
-        if train_batch is None:
-            return None
-        self.trained.leave_out_others(train_batch)
-        return train_batch
 
     def _given(
         self, data_iterators: Iterable[Iterator[Any]], num_minibatches: int | None
@@ -408,14 +314,10 @@ class Learner(TellsUncalled, Checkpointable):
         if source.keeps_data:
             num_batches = min(self.ranks.gather(num_batches))
         self._num_batches = num_batches
-        rng = np.random.default_rng(derive_seed(self.seed, "source", self.ranks.rank, self.weights_seq_no))
+        rng = np.random.default_rng(derive_seed(self.seed, "source", self.rank, self.weights_seq_no))
         # The estimator's forward pass can serve the loss, too, if nothing happens in between.
-        is_one_pass = (
-            options.num_epochs == 1 and options.minibatch_size is None and not options.num_minibatches
-        )
-        keeps_forward = (
-            is_one_pass and self._compiler is None and type(self).forward_train is Learner.forward_train
-        )
+        is_one_pass = options == _Options(shuffle=options.shuffle) and self._compiler is None
+        keeps_forward = is_one_pass and type(self).forward_train is Learner.forward_train
         for batch in source.batches(num_batches, rng):
             yield self.prepare(batch, keeps_forward=keeps_forward)
 
@@ -436,15 +338,16 @@ class Learner(TellsUncalled, Checkpointable):
 
     def _minibatches_of(self, train_batch: TrainBatch, options: _Options) -> Iterator[dict[str, Any]]:
         """Yield the minibatches of a batch, as many on all ranks. All ranks must have the same number of batches."""
-        report, rank = self.report, self.rank
+        for module_id in list(train_batch.columns):
+            is_known = module_id in self.module and is_trainable(self.module[module_id].unwrapped())
+            if not (is_known and self.should_module_be_updated(module_id, train_batch.columns)):
+                train_batch.drop(module_id)
+        report = self.report
         index = [report.num_batches] if report.num_batches else []
         minibatches = MinibatchIterator(
             train_batch.columns,
-            minibatch_size=options.minibatch_size,
-            num_epochs=options.num_epochs,
-            shuffle=options.shuffle,
-            num_minibatches=options.num_minibatches,
-            seed=derive_seed(self.seed, "minibatch", rank, self.weights_seq_no, *index)
+            **options._asdict(),
+            seed=derive_seed(self.seed, "minibatch", self.rank, self.weights_seq_no, *index)
             if options.shuffle
             else 0,
             timesteps=train_batch.num_module_steps,
@@ -452,11 +355,11 @@ class Learner(TellsUncalled, Checkpointable):
         )
         rows = dict.fromkeys(self.module.keys(), 0) | train_batch.num_module_steps
         agreed = self.ranks.agree_on_update(rows, minibatches.num_of_modules, train_batch.num_env_steps)
-        self.gradients.loss_weights, minibatches.num_of_modules = agreed.loss_weights, agreed.num_minibatches
+        self._loss_weights, minibatches.num_of_modules = agreed.loss_weights, agreed.num_minibatches
         num_minibatches = len(minibatches)
         # A single step of one learner is the last thing that happens in an update.
         if self._num_batches * num_minibatches > 1 or self.ranks.group is not None:
-            self.snapshot.copies.complete()
+            self.snapshot.complete()
         self.num_minibatches_per_epoch = max(1, -(-num_minibatches // options.num_epochs))
         first_reported = num_minibatches - self.num_minibatches_per_epoch
         num_trained = 0
@@ -510,10 +413,9 @@ class Learner(TellsUncalled, Checkpointable):
         losses: dict[str, Tensor] = {}
         for module_id, outputs in fwd_out.items():
             module = self.module[module_id].unwrapped()
-            config = self.trained.configs[module_id]
             arguments: dict[str, Any] = {
                 "module_id": module_id,
-                "config": config,
+                "config": self._configs[module_id],
                 "batch": batch[module_id],
                 "fwd_out": outputs,
             }
@@ -559,7 +461,11 @@ class Learner(TellsUncalled, Checkpointable):
         Returns:
             Parameter → gradient, for the parameters of all modules trained in this update.
         """
-        return self.gradients.compute(loss_per_module)
+        for module_id, loss in loss_per_module.items():
+            self.report.log(module_id, {"total_loss": loss})
+        self.optimizers.backward(loss_per_module, self._loss_weights)
+        self.ranks.average_gradients()
+        return self.optimizers.gradients(sorted(self.trained_module_ids))
 
     def postprocess_gradients(self, gradients_dict: dict[Tensor, Tensor]) -> dict[Tensor, Tensor]:
         """Change the gradients before they are applied; by default, separately for each module.
@@ -571,8 +477,8 @@ class Learner(TellsUncalled, Checkpointable):
             Parameter → gradient.
         """
         result: dict[Tensor, Tensor] = {}
-        for module_id, mine in self.gradients.by_module(gradients_dict):
-            config = self.trained.configs.get(module_id, self.config)
+        for module_id, mine in self.optimizers.divide(gradients_dict, self.trained_module_ids):
+            config = self._configs.get(module_id, self.config)
             result.update(
                 self.postprocess_gradients_for_module(
                     module_id=module_id, config=config, module_gradients_dict=mine
@@ -595,7 +501,10 @@ class Learner(TellsUncalled, Checkpointable):
         Returns:
             Parameter → gradient.
         """
-        self.gradients.clip(module_id, config, module_gradients_dict)
+        num_before = self.report.num_gradient_updates_lifetime
+        norms = self.optimizers.clip(module_id, module_gradients_dict, config, num_before)
+        if getattr(config, "log_gradients", True):
+            self.report.log(module_id, norms)
         return module_gradients_dict
 
     def apply_gradients(self, gradients_dict: dict[Tensor, Tensor]) -> None:
@@ -607,11 +516,25 @@ class Learner(TellsUncalled, Checkpointable):
         Args:
             gradients_dict: Parameter → gradient.
         """
-        self.gradients.apply(gradients_dict)
+        report, own, base = self.report, type(self), Learner
+        # A subclass that changes gradients may introduce NaN after they were clipped.
+        are_clipped = (
+            own.postprocess_gradients is base.postprocess_gradients
+            and own.postprocess_gradients_for_module is base.postprocess_gradients_for_module
+        )
+        for module_id in self.optimizers.step(
+            gradients_dict,
+            self.trained_module_ids,
+            report.num_gradient_updates_lifetime,
+            are_clipped=are_clipped,
+        ):
+            report.num_skipped[module_id] += 1
 
     def steps_optimizer(self, module_id: str, optimizer_name: str) -> bool:
         """Return whether the current minibatch's step includes an optimizer, see ``every`` of `register_optimizer`."""
-        return self.gradients.step(module_id, optimizer_name)
+        num_before = self.report.num_gradient_updates_lifetime
+        entries = self.optimizers.of_module(module_id)
+        return all(entry.is_due(num_before) for entry in entries if entry.name == optimizer_name)
 
     def ends_update(self) -> bool:
         """Return whether the update ends with the epoch that has just been trained, on all ranks alike."""
@@ -623,9 +546,8 @@ class Learner(TellsUncalled, Checkpointable):
         Args:
             timesteps: The lifetime counters given to `update`.
         """
-        num_env_steps = self._clock(timesteps)
-        self.optimizers.update_learning_rates(num_env_steps)
-        for setting, module_id, value in self.trained.follow_schedules(num_env_steps):
+        num_env_steps = int(timesteps[NUM_ENV_STEPS_LIFETIME])
+        for setting, module_id, value in self.optimizers.follow_schedules(num_env_steps):
             if module_id in self.trained_module_ids:
                 self.log_stats(module_id, {f"curr_{setting}": value})
 
@@ -651,41 +573,11 @@ class Learner(TellsUncalled, Checkpointable):
 
         Only modules that this update trained are included.
         """
-        values, weights = (
-            dict.fromkeys(self.trained_module_ids, 0.0),
-            dict.fromkeys(self.trained_module_ids, 0.0),
-        )
-        for module_id, mean in self.mean_stats(name).items():
-            if module_id in values:
-                values[module_id], weights[module_id] = mean, 1.0
-        return self.ranks.mean(values, weights)
-
-    def _clock(self, timesteps: Mapping[str, Any] | None) -> int:
-        return int((timesteps or {}).get(NUM_ENV_STEPS_LIFETIME, self.num_env_steps_of_all_ranks_lifetime))
+        return self.ranks.mean(self.mean_stats(name), self.trained_module_ids)
 
     def results(self) -> dict[str, dict[str, Any]]:
         """Return the results of the last update, see `update`. Times are means over the updates since the last call."""
         return self.report.results(self)
-
-    def source_counts(self) -> dict[str, Any]:
-        """Return the part of the results that accounts for env steps in a source that keeps data."""
-        source = self.source
-        return {
-            "source_id": source.source_id,
-            "num_ranks": self.num_ranks,
-            "num_env_steps": source.num_env_steps,
-            "num_added": source.num_added,
-        }
-
-    @property
-    def num_env_steps_of_update(self) -> int:
-        """Number of env steps that the last update trained."""
-        return self.report.batch.num_env_steps
-
-    @property
-    def progress(self) -> int:
-        """A number that increases while this rank works; may be read from any thread (see `RankGroup.num_entered`)."""
-        return self.num_passes + (0 if self.ranks.group is None else self.ranks.group.num_entered)
 
     # -- modules and optimizers --------------------------------------------------------------------
 
@@ -724,7 +616,7 @@ class Learner(TellsUncalled, Checkpointable):
             self._prepare_module(module_id)
         self.configure_optimizers()
         # Hooks called by hand before the first update apply to all modules.
-        self.trained_module_ids = list(self.trained.configs)
+        self.trained_module_ids = list(self._configs)
         if self._compiler is not None and self._compiler.compiles_complete_update:
             self._losses_of = self._compiler.compile_losses(  # type: ignore[assignment,method-assign]
                 self._losses_of
@@ -769,17 +661,19 @@ class Learner(TellsUncalled, Checkpointable):
             check_training_outputs(module, with_values=ValueFunctionAPI in self.rl_module_required_apis())
         if self._compiler is not None and not self._compiler.compiles_complete_update:
             self._compiler.compile_module(module)
-        self.trained.add(module_id)
+        get_config = getattr(self.config, "get_config_for_module", None)
+        config = self._configs[module_id] = self.config if get_config is None else get_config(module_id)
+        self.optimizers.schedule(module_id, {name: getattr(config, name) for name in self.scheduled_settings})
 
     def config_for_module(self, module_id: str) -> BaseConfig:
         """Return the config with the module's own overrides."""
-        return self.trained.configs[module_id]
+        return self._configs[module_id]
 
     def configure_optimizers(self) -> None:
         """Register all optimizers after the modules are built; by default one per module."""
         for module_id in self.module:
             if self.rl_module_is_compatible(self.module[module_id]):
-                self.configure_optimizers_for_module(module_id, self.trained.configs[module_id])
+                self.configure_optimizers_for_module(module_id, self._configs[module_id])
 
     def configure_optimizers_for_module(self, module_id: str, config: BaseConfig) -> None:
         """Register the module's optimizers; by default one Adam for all its parameters, at ``config.lr``.
@@ -894,9 +788,9 @@ class Learner(TellsUncalled, Checkpointable):
                 module_id: dict(config_overrides)
             }
         self._prepare_module(module_id)
-        self.configure_optimizers_for_module(module_id, self.trained.configs[module_id])
+        self.configure_optimizers_for_module(module_id, self._configs[module_id])
         if new_should_module_be_updated is not None:
-            self.trained.to_train = new_should_module_be_updated
+            self.policies_to_train = new_should_module_be_updated
         self._on_modules_changed()
 
     def remove_module(self, module_id: str, *, new_should_module_be_updated: Any = None) -> None:
@@ -908,10 +802,10 @@ class Learner(TellsUncalled, Checkpointable):
         self._check_built()
         self.module.remove_module(module_id)
         self.optimizers.remove(module_id)
-        self.trained.remove(module_id)
+        self._configs.pop(module_id, None)
         if new_should_module_be_updated is not None:
-            self.trained.to_train = new_should_module_be_updated
-        self.trained.divide_source()
+            self.policies_to_train = new_should_module_be_updated
+        self._divide_source()
         self._on_modules_changed()
 
     def should_module_be_updated(self, module_id: str, multi_agent_batch: Any = None) -> bool:
@@ -921,7 +815,18 @@ class Learner(TellsUncalled, Checkpointable):
             module_id: The module.
             multi_agent_batch: Module id → train batch, for functions that depend on the data.
         """
-        return self.trained.includes(module_id, multi_agent_batch)
+        chosen = self.policies_to_train
+        if callable(chosen):
+            return bool(chosen(module_id, multi_agent_batch))
+        return chosen is None or module_id in chosen
+
+    def _divide_source(self) -> None:
+        """Pass the set of modules to a source that stores steps by module."""
+        if self.source.divides_by_module:
+            module_ids = [m for m, module in self.module.items() if is_trainable(module.unwrapped())]
+            may_be_any = callable(self.policies_to_train)  # depending on the data
+            trained = [m for m in module_ids if may_be_any or self.should_module_be_updated(m)]
+            self.source.set_modules(module_ids, trained)
 
     def _on_modules_changed(self) -> None:
         """React to an added or removed module."""
@@ -1022,9 +927,17 @@ class Learner(TellsUncalled, Checkpointable):
         if self.module is None:
             raise RuntimeError(f"{type(self).__name__}: call build() first.")
 
-    def _precision(self) -> AbstractContextManager[None]:
-        """Run networks in ``config.torch_amp_dtype`` in the block."""
-        return UNCHANGED if self._mixed_precision is None else self._mixed_precision.on(self.module)
+    @contextmanager
+    def _running(self) -> Iterator[None]:
+        """Run torch as configured in the block: threads, precision, the random numbers of this update."""
+        seed = derive_seed(self.seed, "learner", self.rank, self.weights_seq_no)
+        precision = self._mixed_precision
+        with (
+            self.ranks.torch_threads(),
+            seeded(seed, self.device),
+            nullcontext() if precision is None else precision.on(self.module),
+        ):
+            yield
 
 
 class TorchLearner(Learner):

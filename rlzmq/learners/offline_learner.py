@@ -24,11 +24,9 @@ from rlzmq.core.names import ALL_MODULES
 from rlzmq.core.spaces import space_filler
 from rlzmq.core.tracebacks import ShortTraceback
 from rlzmq.core.tree import tree_map
-from rlzmq.core.update_plan import derive_seed
 from rlzmq.episodes.bad_values import find_bad_values
 from rlzmq.episodes.columns import DEFAULT_MODULE_ID, Columns
 from rlzmq.episodes.episode_batch import EpisodeBatch
-from rlzmq.learners.execution import seeded
 from rlzmq.learners.learner import TorchLearner
 from rlzmq.learners.sources import BatchSource, FreshBatch, num_env_steps_of
 from rlzmq.replay.shards import OpenedShards, open_shards
@@ -382,14 +380,14 @@ class OfflineLearner(TorchLearner):
         if self.config.offline_evaluation_interval is not None:
             self._open_held_out()
         if isinstance(self.source, OfflineShards):
-            self.source.set_rank(self.rank, self.num_ranks)
+            self.source.set_rank(self.ranks.rank, self.ranks.num)
             recorded, batch = self.source.progress.num_recorded, self.source.batch_size
-            if recorded < batch * self.num_ranks and self.rank == 0:
-                of_each = f" of each of {self.num_ranks} learners" if self.num_ranks > 1 else ""
+            if recorded < batch * self.ranks.num and self.rank == 0:
+                of_each = f" of each of {self.ranks.num} learners" if self.ranks.num > 1 else ""
                 _log.warning(
                     "offline data: train_batch_size_per_learner=%d%s is more than the %d env steps that are recorded: "
                     "each batch is all of them. Record more, or lower it to %d or less.",
-                    batch, of_each, recorded, max(recorded // self.num_ranks, 1),
+                    batch, of_each, recorded, max(recorded // self.ranks.num, 1),
                 )  # fmt: skip
             if module.is_stateful():
                 self.source.begin_sequences_with(initial_state(module))
@@ -463,13 +461,7 @@ class OfflineLearner(TorchLearner):
                 num_env_steps += batch.num_env_steps
                 yield batch
 
-        with (
-            ShortTraceback(),
-            self.ranks.torch_threads(),
-            seeded(derive_seed(self.seed, "learner", self.rank, self.weights_seq_no), self.device),
-            self._precision(),
-            torch.no_grad(),
-        ):
+        with ShortTraceback(), self._running(), torch.no_grad():
             results = (self._estimate_returns if estimates else self._mean_losses)(batches(), module)
         results[ALL_MODULES] = {
             "dataset_num_iters_evaluated": num_batches,

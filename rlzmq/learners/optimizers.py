@@ -1,17 +1,21 @@
-"""Optimizers: each module's named optimizers, with their state."""
+"""Optimizers: from a minibatch's losses to its step: gradients, clipping, each module's named optimizers, schedules."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import math
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from operator import is_
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
+from rlzmq.config.base_config import BaseConfig
+from rlzmq.core.errors import ConfigurationError
 from rlzmq.core.names import ALL_MODULES
 from rlzmq.core.synonyms import did_you_mean
 from rlzmq.core.update_plan import Schedule
@@ -21,6 +25,8 @@ __all__ = [
     "LeanAdam",
     "Optimizers",
     "RegisteredOptimizer",
+    "clip_gradients",
+    "global_norm",
     "make_adam",
 ]
 
@@ -51,16 +57,146 @@ class RegisteredOptimizer:
         """Return those of its parameters' gradients that are there."""
         return [g for p in self.parameters if (g := gradients.get(p)) is not None]
 
+    def is_due(self, num_minibatches: int) -> bool:
+        """Return whether it steps with the minibatch after so many."""
+        return num_minibatches % self.every == 0
+
 
 class Optimizers:
-    """All optimizers of a Learner, by module id and name.
+    """All optimizers of a Learner, by module id and name, and the other settings that follow schedules.
+
+    A module takes a step if its gradients are finite on all ranks, since one other step would corrupt Adam's state.
 
     Attributes:
         entries: All of them; a module's are adjacent, in order of registration.
+        coefficients: Setting → module id → current value, see `Learner`.
     """
 
     def __init__(self) -> None:
         self.entries: list[RegisteredOptimizer] = []
+        self.coefficients: defaultdict[str, dict[str, float]] = defaultdict(dict)
+        self._schedules: dict[tuple[str, str], Schedule] = {}
+        self._is_finite: dict[str, bool] = {}  # the clipped gradients of each module
+
+    # -- a minibatch's step ------------------------------------------------------------------------
+
+    def backward(self, losses: Mapping[str, Tensor], weights: Mapping[str, float]) -> None:
+        """Compute the gradients of the sum of losses.
+
+        Args:
+            losses: Module id → 0-d tensor. If it is not finite, gradients become NaN, so that no rank takes the step.
+            weights: Module id → factor of its loss; 1 if it is missing.
+
+        Raises:
+            ConfigurationError: The losses depend on no parameter.
+        """
+        for entry in self.entries:
+            for parameter in entry.parameters:
+                parameter.grad = None
+        total: Any = None
+        for module_id, loss in losses.items():
+            weight = weights.get(module_id, 1.0) if math.isfinite(loss.detach()) else math.nan
+            weighted = loss if weight == 1.0 else loss * weight
+            total = weighted if total is None else total + weighted
+        if total is None:
+            return
+        if not total.requires_grad:
+            raise ConfigurationError(
+                f"The loss of {', '.join(map(repr, losses))} depends on no trainable parameter: was it "
+                "computed under torch.no_grad(), from detached tensors, or from the batch alone?"
+            )
+        # Tensor.backward would examine its arguments for longer than a small layer takes.
+        engine: Any = torch.autograd.Variable._execution_engine
+        engine.run_backward(
+            (total,),
+            (torch.ones_like(total),),
+            False,
+            False,
+            (),
+            allow_unreachable=True,
+            accumulate_grad=True,
+        )
+
+    def gradients(self, module_ids: Iterable[str]) -> dict[Tensor, Tensor]:
+        """Return parameter → gradient, for the parameters of these modules that have one."""
+        gradients: dict[Tensor, Tensor] = {}
+        for entries in self.by_module(module_ids).values():
+            for entry in entries:
+                for parameter in entry.parameters:
+                    if parameter.grad is not None:
+                        gradients[parameter] = parameter.grad
+        return gradients
+
+    def divide(
+        self, gradients: dict[Tensor, Tensor], module_ids: Iterable[str]
+    ) -> Iterator[tuple[str, dict[Tensor, Tensor]]]:
+        """Yield those of these modules that have gradients, each with its own; `ALL_MODULES` comes last."""
+        by_module = self.by_module(module_ids)
+        for module_id, entries in by_module.items():
+            mine = gradients
+            if len(by_module) > 1:  # looking up each parameter takes longer than summing its gradient
+                parameters = [p for entry in entries for p in entry.parameters]
+                mine = {p: gradients[p] for p in parameters if gradients.get(p) is not None}
+            if mine:
+                yield module_id, mine
+
+    def clip(
+        self, module_id: str, gradients: Mapping[Tensor, Tensor], config: BaseConfig, num_minibatches: int
+    ) -> dict[str, float]:
+        """Clip one module's gradients in place, separately for each optimizer.
+
+        Returns:
+            Name of a result → norm before clipping, for the optimizers that step with this minibatch.
+        """
+        self._is_finite[module_id] = True
+        norms: dict[str, float] = {}
+        entries = self.of_module(module_id)
+        for entry in entries:
+            # A module's only optimizer has all its gradients.
+            mine = list(gradients.values()) if len(entries) == 1 else entry.gradients_of(gradients)
+            norm = float(global_norm(mine))
+            if entry.is_due(num_minibatches):
+                norms[f"gradients_{entry.name}_global_norm"] = norm
+            if math.isfinite(norm):
+                clip_gradients(mine, grad_clip=config.grad_clip, grad_clip_by=config.grad_clip_by, norm=norm)
+            else:
+                self._is_finite[module_id] = False
+        return norms
+
+    def step(
+        self,
+        gradients: Mapping[Tensor, Tensor],
+        module_ids: Iterable[str],
+        num_minibatches: int,
+        *,
+        are_clipped: bool,
+    ) -> list[str]:
+        """Step the optimizers of the modules whose gradients are finite, and return the other modules.
+
+        Args:
+            gradients: Parameter → gradient, the same on all ranks, so every rank reaches the same verdict.
+            module_ids: The trained modules.
+            num_minibatches: Number of minibatches before this one.
+            are_clipped: Whether they are as `clip` left them, which has seen whether they are finite.
+        """
+        for parameter, gradient in gradients.items():
+            if parameter.grad is not gradient:
+                parameter.grad = gradient
+        skipped = []
+        for module_id, entries in self.by_module(module_ids).items():
+            is_finite = self._is_finite.pop(module_id, True)
+            if not are_clipped:
+                of_module = [g for entry in entries for g in entry.gradients_of(gradients)]
+                is_finite = math.isfinite(float(global_norm(of_module)))
+            if not is_finite:
+                skipped.append(module_id)
+                continue
+            for entry in entries:
+                if entry.is_due(num_minibatches):
+                    entry.optimizer.step()
+        return skipped
+
+    # -- optimizers and schedules ------------------------------------------------------------------
 
     def register(
         self,
@@ -122,15 +258,32 @@ class Optimizers:
                 found[module_id] = entries
         return found
 
-    def remove(self, module_id: str) -> None:
-        """Remove a module's optimizers."""
-        self.entries = [entry for entry in self.entries if entry.module_id != module_id]
+    def schedule(self, module_id: str, settings: Mapping[str, Any]) -> None:
+        """Let a module's settings follow their schedules, from the first value on."""
+        for setting, value_or_points in settings.items():
+            schedule = self._schedules[setting, module_id] = Schedule(value_or_points, setting)
+            self.coefficients[setting][module_id] = schedule.values[0]
 
-    def update_learning_rates(self, num_env_steps: int) -> None:
-        """Set all learning rates to their schedules' values after `num_env_steps`."""
+    def remove(self, module_id: str) -> None:
+        """Remove a module's optimizers and coefficients."""
+        self.entries = [entry for entry in self.entries if entry.module_id != module_id]
+        for setting, coefficients in self.coefficients.items():
+            coefficients.pop(module_id, None)
+            self._schedules.pop((setting, module_id), None)
+
+    def follow_schedules(self, num_env_steps: int) -> Iterator[tuple[str, str, float]]:
+        """Set learning rates and other settings to their schedules' values after `num_env_steps`.
+
+        Yields:
+            Setting, module id, and its value until then, of the others.
+        """
         for entry in self.entries:
             if entry.learning_rate is not None:
                 _set_learning_rate(entry.optimizer, entry.learning_rate.update(num_env_steps))
+        for (setting, module_id), schedule in self._schedules.items():
+            coefficients = self.coefficients[setting]
+            yield setting, module_id, coefficients[module_id]
+            coefficients[module_id] = schedule.value(num_env_steps)
 
     def get_state(self, names: Mapping[int, str]) -> dict[str, Any]:
         """Return every optimizer's state as named arrays and plain scalars.
@@ -162,6 +315,50 @@ class Optimizers:
                 _set_state(entry.optimizer, optimizer_state, names)
                 if entry.learning_rate is not None and entry.learning_rate.is_constant:
                     _set_learning_rate(entry.optimizer, entry.learning_rate.current)
+
+
+def global_norm(gradients: Sequence[Tensor]) -> Tensor:
+    """Return the 2-norm of all gradients as one vector; a 0-d tensor, not finite if any element is not."""
+    if not gradients:
+        return torch.zeros(())
+    norm: Tensor = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(list(gradients))))
+    return norm
+
+
+def clip_gradients(
+    gradients: Sequence[Tensor],
+    *,
+    grad_clip: float | None,
+    grad_clip_by: Literal["value", "norm", "global_norm"],
+    norm: float,
+) -> None:
+    """Clip gradients in place, with a few kernels regardless of their number.
+
+    Args:
+        gradients: Gradients of one optimizer's parameters.
+        grad_clip: The threshold; None: no clipping.
+        grad_clip_by: The limited quantity: "value" every element, "norm" each tensor's 2-norm,
+            "global_norm" the 2-norm of all gradients together.
+        norm: The gradients' `global_norm`; finite.
+
+    Raises:
+        ValueError: `grad_clip_by` is not one of the three.
+    """
+    if grad_clip is None or not gradients:
+        return
+    gradients = list(gradients)
+    if grad_clip_by == "global_norm":
+        if norm > grad_clip:
+            torch._foreach_mul_(gradients, grad_clip / norm)
+    elif grad_clip_by == "value":
+        torch._foreach_clamp_min_(gradients, -grad_clip)
+        torch._foreach_clamp_max_(gradients, grad_clip)
+    elif grad_clip_by == "norm":
+        norms = torch._foreach_norm(gradients)
+        scales = [(grad_clip / n.clamp(min=1e-12)).clamp(max=1.0) for n in norms]
+        torch._foreach_mul_(gradients, scales)
+    else:
+        raise ValueError(f"grad_clip_by: expected 'value', 'norm' or 'global_norm', got {grad_clip_by!r}.")
 
 
 _add_param_group = torch.optim.Optimizer.add_param_group

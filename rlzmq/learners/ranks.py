@@ -1,4 +1,6 @@
-"""Ranks: a learner's peers. It joins them, agrees with them on each update, and averages gradients with them.
+"""Ranks: a learner's place: its device, threads and random numbers, and its peers.
+
+It joins its peers, agrees with them on each update, and averages gradients with them.
 
 Ranks that train together take the same steps: they agree on the minibatches before the first one, and have the same
 averaged gradients at each. A rank whose loss is not finite contributes NaN, so that no rank takes the step. After the
@@ -7,10 +9,13 @@ last step they compare their counts: an update happens on all ranks or on none.
 
 from __future__ import annotations
 
+import functools
 import logging
+import os
 import statistics
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from itertools import groupby
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
@@ -25,14 +30,22 @@ from rlzmq.core import faults
 from rlzmq.core.plain import from_plain, to_plain
 from rlzmq.core.process import num_usable_cores
 from rlzmq.learners.distributed import RankGroup, SharedRows
-from rlzmq.learners.execution import auto_num_threads, torch_threads
+from rlzmq.modules.weights import has_convolutions
 
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store
 
     from rlzmq.config.base_config import BaseConfig
 
-__all__ = ["COMPARE_EVERY_UPDATES", "Ranks", "UpdateAgreement"]
+__all__ = [
+    "COMPARE_EVERY_UPDATES",
+    "Ranks",
+    "UpdateAgreement",
+    "learner_device",
+    "seeded",
+    "set_torch_threads",
+    "torch_threads",
+]
 
 
 _log = logging.getLogger("rlzmq.learners")
@@ -49,19 +62,22 @@ class UpdateAgreement:
     """The plan of an update, agreed by all ranks.
 
     Attributes:
-        module_ids: Modules with data on any rank, sorted.
-        num_minibatches: Module id → number of its minibatches, on every rank.
+        num_minibatches: Module id → number of its minibatches, on every rank; for modules with data on any rank.
         num_rows: Module id → real timesteps of all ranks.
         num_env_steps: Env steps of all ranks.
         loss_weights: Module id → factor for this rank's loss that makes the ranks' mean equal to the mean over all
-            rows.
+            rows; 1 if it is missing.
     """
 
-    module_ids: list[str]
     num_minibatches: dict[str, int]
     num_rows: dict[str, int]
     num_env_steps: int
     loss_weights: dict[str, float]
+
+    @property
+    def module_ids(self) -> list[str]:
+        """Modules with data on any rank, sorted."""
+        return list(self.num_rows)
 
 
 class _Learner(Protocol):
@@ -71,7 +87,6 @@ class _Learner(Protocol):
     module: Any
     device: torch.device
     weights_seq_no: int
-    num_gradient_updates_lifetime: int
 
     def get_state(self, *, not_components: str) -> dict[str, Any]: ...
     def set_state(self, state: Mapping[str, Any]) -> None: ...
@@ -91,6 +106,7 @@ class Ranks:
     Attributes:
         group: The RankGroup; None for a single learner.
         num_divergences: How often the ranks held different weights; see `mend_divergence`.
+        num_passes: Number of minibatches that went through the loss on this rank, successfully or not.
     """
 
     def __init__(self, learner: _Learner, rank: int, num: int) -> None:
@@ -99,6 +115,7 @@ class Ranks:
         self.num = num
         self.group: RankGroup | None = None
         self.num_divergences: int = 0
+        self.num_passes: int = 0
         self._average: _Average | None = None
         self._speedups: list[float] = []  # in the first updates
         self._num_threads: int | None = None  # with torch_num_threads="auto"
@@ -245,6 +262,7 @@ class Ranks:
 
         Buffers become those of rank 0. The gradients are overwritten by the next call.
         """
+        self.num_passes += 1
         if self.group is None:
             return
         if self._average is None:
@@ -277,14 +295,8 @@ class Ranks:
         """
         module_ids = sorted(num_rows)
         if self.group is None:
-            active = [module_id for module_id in module_ids if num_rows[module_id]]
-            return UpdateAgreement(
-                active,
-                {module_id: num_minibatches[module_id] for module_id in active},
-                dict(num_rows),
-                num_env_steps,
-                dict.fromkeys(active, 1.0),
-            )
+            rows = {module_id: num_rows[module_id] for module_id in module_ids if num_rows[module_id]}
+            return UpdateAgreement(dict(num_minibatches), rows, num_env_steps, {})
         table = self.group.gather(
             [
                 *(num_rows[module_id] for module_id in module_ids),
@@ -293,16 +305,13 @@ class Ranks:
             ],
             step=[self._learner.weights_seq_no],
         )
-        totals, most = table.sum(0).tolist(), table.max(0).tolist()
-        total_rows = dict(zip(module_ids, totals, strict=False))
-        active = [module_id for module_id in module_ids if total_rows[module_id]]
-        num_of_modules = dict(zip(module_ids, most[len(module_ids) :], strict=False))
+        totals, most = table.sum(0).tolist(), table.max(0).tolist()[len(module_ids) :]
+        rows = {module_id: num for module_id, num in zip(module_ids, totals, strict=False) if num}
         return UpdateAgreement(
-            active,
-            {module_id: num_of_modules[module_id] for module_id in active},
-            total_rows,
+            {module_id: num for module_id, num in zip(module_ids, most, strict=False) if module_id in rows},
+            rows,
             totals[-1],
-            {module_id: num_rows[module_id] * self.num / total_rows[module_id] for module_id in active},
+            {module_id: num_rows[module_id] * self.num / num for module_id, num in rows.items()},
         )
 
     @property
@@ -310,8 +319,11 @@ class Ranks:
         """Number of seconds spent in exchanges with peers so far."""
         return 0.0 if self.group is None else self.group.waited_s
 
-    def commit_update(self, *, num_skipped: int) -> None:
+    def commit_update(self, *num_steps: int) -> None:
         """Compare what the ranks did: either all completed all steps of an update, or none keeps any of them.
+
+        Args:
+            num_steps: Numbers of what this rank did, which must be equal on all ranks.
 
         Raises:
             DesynchronizedError: The ranks did not take the same steps.
@@ -320,7 +332,7 @@ class Ranks:
             if self._learner.weights_seq_no % COMPARE_EVERY_UPDATES == 0:
                 self.mend_divergence()
             faults.at("learner.vote")
-            self.group.gather([], step=[self._learner.num_gradient_updates_lifetime, num_skipped])
+            self.group.gather([], step=num_steps)
             faults.at("learner.voted")
 
     def speedup_over_one_rank(self, update_s: float, waited_s: float) -> float:
@@ -358,6 +370,11 @@ class Ranks:
         return speedup
 
     @property
+    def progress(self) -> int:
+        """A number that increases while this rank works; may be read from any thread (see `RankGroup.num_entered`)."""
+        return self.num_passes + (0 if self.group is None else self.group.num_entered)
+
+    @property
     def is_waiting(self) -> bool:
         """Whether this rank waits for its peers; may be read from any thread."""
         return self.group is not None and self.group.is_waiting
@@ -368,12 +385,17 @@ class Ranks:
             return [value]
         return [msgpack.unpackb(packed) for packed in self.group.gather_bytes(msgpack.packb(value))]
 
-    def mean(self, values: Mapping[str, float], weights: Mapping[str, float]) -> dict[str, float]:
-        """Return the weighted mean of each named value over all ranks. The names must be equal on all ranks."""
+    def mean(self, values: Mapping[str, float], names: Sequence[str]) -> dict[str, float]:
+        """Return the mean of each named value over the ranks that have it; 0 if none has.
+
+        Args:
+            values: This rank's values by name. Other names than `names` are left out.
+            names: Their names, the same on all ranks.
+        """
         if self.group is None:
-            return dict(values)
-        names = sorted(values)
-        mine = [[values[name] * weights[name], weights[name]] for name in names]
+            return {name: values.get(name, 0.0) for name in names}
+        names = sorted(names)
+        mine = [[values.get(name, 0.0), float(name in values)] for name in names]
         sums = self.group.gather(np.array(mine, np.float64).flatten()).sum(0).reshape(-1, 2).tolist()
         return {
             name: total / weight if weight else 0.0 for name, (total, weight) in zip(names, sums, strict=True)
@@ -513,3 +535,95 @@ class _Layout:
                 # the parameter's strides, which fused optimizers need; dense strides if it has gaps
                 views[index] = part.as_strided(tensor.shape, torch.empty_like(tensor).stride())
         return [views[index] for index in range(len(self._tensors))], blocks
+
+
+# Of a learner that chooses the number itself. Two were measured; minibatches of images are too small for very many.
+_MAX_AUTO_THREADS = 8
+_UNCHANGED = nullcontext()
+
+
+def learner_device(config: BaseConfig, rank: int) -> torch.device:
+    """Return the device of a learner: the CPU, or a GPU of this machine, chosen by its rank."""
+    wanted, num_learners = getattr(config, "num_gpus_per_learner", 0), getattr(config, "num_learners", 0)
+    num_gpus = torch.cuda.device_count() if wanted and torch.cuda.is_available() else 0
+    is_auto = wanted == "auto"
+    if is_auto:  # NCCL needs a GPU for each rank, and ranks on other machines must decide alike
+        wanted = num_gpus >= max(1, num_learners) and not getattr(config, "num_remote_learners", 0)
+    if not wanted:
+        return torch.device("cpu")
+    if not num_gpus:
+        raise RuntimeError(
+            f"num_gpus_per_learner={wanted}, but torch sees no CUDA device here: "
+            "set num_gpus_per_learner=0 or install a CUDA build of torch."
+        )
+    local = getattr(config, "local_gpu_idx", 0) if num_learners == 0 else rank
+    device = torch.device("cuda", local % num_gpus)
+    if is_auto:
+        name = torch.cuda.get_device_name(device)
+        print(f"learner {rank} trains on {name} ({device}): num_gpus_per_learner is 'auto'", file=sys.stderr)
+    return device
+
+
+def set_torch_threads(config: BaseConfig) -> None:
+    """Set the number of torch threads with which a process starts: one if ``config.torch_num_threads`` is "auto"."""
+    num_threads = 1 if config.torch_num_threads == "auto" else config.torch_num_threads
+    if num_threads > 1:
+        _use_one_thread_in_forks()
+    torch.set_num_threads(num_threads)
+
+
+def auto_num_threads(config: BaseConfig, device: torch.device, modules: Iterable[Any], num_ranks: int) -> int:
+    """Return the number of torch threads that pays for each of the ranks on this host.
+
+    Networks without convolutions are mostly faster on one.
+    """
+    if device.type != "cpu" or not has_convolutions(modules):
+        return 1
+    samples_meanwhile = config.update_plan().staleness > 0
+    num_free = num_usable_cores() - (config.num_env_runners if samples_meanwhile else 0)
+    return min(_MAX_AUTO_THREADS, max(1, num_free // num_ranks))
+
+
+def torch_threads(num_threads: int | None) -> AbstractContextManager[None]:
+    """Use this number of torch threads in the block and restore the number afterwards; None: no change."""
+    if num_threads is None:
+        return _UNCHANGED
+    if num_threads > 1:
+        _use_one_thread_in_forks()
+    before = torch.get_num_threads()
+    return _UNCHANGED if num_threads == before else _changed_threads(num_threads, before)
+
+
+@contextmanager
+def _changed_threads(num_threads: int, before: int) -> Iterator[None]:
+    torch.set_num_threads(num_threads)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+@contextmanager
+def seeded(seed: int, device: torch.device) -> Iterator[None]:
+    """Seed torch's global generators for a device in the block, and restore them afterwards."""
+    generators = [torch.default_generator]
+    if device.type == "cuda":
+        generators.append(torch.cuda.default_generators[device.index or 0])
+    before = list(map(torch.Generator.get_state, generators))
+    for generator in generators:
+        generator.manual_seed(seed)
+    try:
+        yield
+    finally:
+        for generator, state in zip(generators, before, strict=True):
+            generator.set_state(state)
+
+
+@functools.cache
+def _use_one_thread_in_forks() -> None:
+    """Make forked processes, e.g. vector envs' workers, use one torch thread: threads of the parent are missing there.
+
+    Without this, a worker that uses torch waits for them forever.
+    """
+    if hasattr(os, "register_at_fork"):  # where processes fork
+        os.register_at_fork(after_in_child=functools.partial(torch.set_num_threads, 1))

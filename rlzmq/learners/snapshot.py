@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import copy
+import hashlib
 import math
-from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from operator import is_
 from typing import Any, ClassVar, Protocol
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
@@ -18,13 +19,14 @@ from rlzmq.core.errors import PeerLostError
 from rlzmq.core.metrics import MetricsLogger
 from rlzmq.core.plain import without_objects
 from rlzmq.core.synonyms import did_you_mean
-from rlzmq.learners.distributed import DesynchronizedError, parameter_hash
+from rlzmq.learners.distributed import DesynchronizedError
 from rlzmq.learners.optimizers import Optimizers
 from rlzmq.learners.ranks import Ranks
 from rlzmq.learners.sources import BatchSource
+from rlzmq.learners.update_report import LIFETIME_COUNTS, UpdateReport
 from rlzmq.modules.weights import StructureCache
 
-__all__ = ["Snapshot", "UpdateSnapshot"]
+__all__ = ["Snapshot", "parameter_hash"]
 
 _COMPONENTS = (
     "rl_module",
@@ -36,12 +38,6 @@ _COMPONENTS = (
     "random",
     "extra",
     "source",
-)
-_COUNTERS = (
-    "num_gradient_updates_lifetime",
-    "num_env_steps_trained_lifetime",
-    "num_env_steps_of_all_ranks_lifetime",
-    "num_module_steps_trained_lifetime",
 )
 _OTHER_ALGORITHM = (
     ". Was it saved by another algorithm? Its weights alone are the component 'rl_module' (of an algorithm: "
@@ -57,13 +53,12 @@ class _Learner(Protocol):
     source: BatchSource
     ranks: Ranks
     optimizers: Optimizers
+    report: UpdateReport
     _learner_connector: Any
     weights_seq_no: int
     seed: int
     scheduled_settings: ClassVar[Sequence[str]]
 
-    @property
-    def coefficients(self) -> defaultdict[str, dict[str, float]]: ...
     def get_extra_state(self) -> dict[str, Any]: ...
     def set_extra_state(self, state: Mapping[str, Any]) -> None: ...
 
@@ -71,17 +66,23 @@ class _Learner(Protocol):
 class Snapshot:
     """The state of a learner: modules, optimizers, counters, metrics, source, and what a subclass adds.
 
+    It is copied before each update, so that an update is applied completely or not at all. If a peer dies during the
+    update, the survivors return to the weights that all of them had, and the update's data can be trained again. The
+    next update reuses the memory of the copies.
+
     Args:
         learner: The learner.
-
-    Attributes:
-        copies: The tensors before the current update.
     """
 
     def __init__(self, learner: _Learner) -> None:
         self._learner = learner
         self._tensors = StructureCache(_tensors)
-        self.copies: UpdateSnapshot = UpdateSnapshot()
+        self._buffers = _Copies()
+        self._others = _Copies()  # parameters, then tensors of optimizer states
+        self._parameters: list[Tensor] = []
+        # Each optimizer with its state: parameters and their values.
+        self._optimizers: list[tuple[Optimizer, list[tuple[Any, dict[str, Any]]]]] = []
+        self._is_complete = False
         self._of_source: Any = None
 
     # -- updates -------------------------------------------------------------------------------------
@@ -90,13 +91,17 @@ class Snapshot:
     def undone_on_error(self) -> Iterator[None]:
         """Restore weights, optimizers, counters, metrics and source if the block raises.
 
-        If an interrupt comes after the only optimizer step of an update, whose weights were not copied (see
-        `UpdateSnapshot`), the step stays taken. If the error arose on this rank (e.g. in a loss), the rank also leaves
-        the group, so that its peers fail at once instead of waiting.
+        Forward passes change only buffers, which are copied here. Weights and optimizers are copied by `complete`. If
+        an interrupt comes after the only optimizer step of an update, before which that was not called, the step stays
+        taken. If the error arose on this rank (e.g. in a loss), the rank also leaves the group, so that its peers fail
+        at once instead of waiting.
         """
         learner = self._learner
-        parameters, buffers = self._tensors.of([module.unwrapped() for module in learner.module.values()])
-        self.copies.take(parameters, buffers, [entry.optimizer for entry in learner.optimizers.entries])
+        self._parameters, buffers = self._tensors.of(
+            [module.unwrapped() for module in learner.module.values()]
+        )
+        self._buffers.take(buffers)
+        self._is_complete = False
         version, counters, extra = learner.weights_seq_no, self._counters(), learner.get_extra_state()
         metrics = learner.metrics.get_state() if learner.metrics else {}
         self._of_source = learner.source.checkpoint()
@@ -114,10 +119,48 @@ class Snapshot:
                 learner.ranks.leave()
             raise
 
+    def complete(self) -> None:
+        """Copy weights and optimizer states, once per update: before its first step, if anything may undo that step."""
+        if self._is_complete:
+            return
+        self._is_complete = True
+        saved = list(self._parameters)
+        self._optimizers = []
+        for entry in self._learner.optimizers.entries:
+            state: list[tuple[Any, dict[str, Any]]] = []
+            for parameter, values in entry.optimizer.state.items():
+                kept = dict(values)
+                state.append((parameter, kept))
+                for key, value in values.items():
+                    if type(value) is Tensor or isinstance(value, Tensor):
+                        saved.append(value)
+                    else:
+                        kept[key] = copy.copy(value)
+            self._optimizers.append((entry.optimizer, state))
+        self._others.take(saved)
+
     def undo_steps(self) -> None:
         """Restore weights, optimizers and source to what they were before the current update."""
-        self.copies.restore()
+        self._buffers.restore()
+        if self._is_complete:
+            self._others.restore()
+            for optimizer, state in self._optimizers:
+                optimizer.state.clear()
+                for parameter, values in state:
+                    optimizer.state[parameter] = {
+                        key: value if isinstance(value, Tensor) else copy.copy(value)
+                        for key, value in values.items()
+                    }
         self._learner.source.rollback(self._of_source)
+
+    def restore_not_finite(self) -> None:
+        """Restore the buffers that have become NaN or infinite, e.g. a BatchNorm's statistics."""
+        with torch.no_grad():
+            for tensor, saved in zip(self._buffers.tensors, self._buffers.copies, strict=True):
+                # One kernel: the sum is finite only if all elements are finite.
+                may_not_be = tensor.is_floating_point() and not math.isfinite(tensor.sum())
+                if may_not_be and not bool(torch.isfinite(tensor).all()):
+                    tensor.copy_(saved)
 
     # -- states --------------------------------------------------------------------------------------
 
@@ -196,27 +239,26 @@ class Snapshot:
         return parameter_hash({name: value for name, value in named.items() if name not in left_out})
 
     def _counters(self) -> dict[str, Any]:
-        counters: dict[str, Any] = {name: getattr(self._learner, name) for name in _COUNTERS}
-        counters["num_module_steps_trained_lifetime"] = {**counters["num_module_steps_trained_lifetime"]}
+        learner = self._learner
+        counters = learner.report.get_counters()
         counters["coefficients"] = {}
-        for setting, by_module in self._learner.coefficients.items():
+        for setting, by_module in learner.optimizers.coefficients.items():
             counters["coefficients"][setting] = {**by_module}
-        if self._learner.source.progress is not None:
-            counters["source_progress"] = self._learner.source.progress.get_state()
+        if learner.source.progress is not None:
+            counters["source_progress"] = learner.source.progress.get_state()
         return counters
 
     def _set_counters(self, counters: Mapping[str, Any]) -> None:
-        for name in _COUNTERS:
-            value = counters[name]
-            setattr(self._learner, name, dict(value) if isinstance(value, Mapping) else int(value))
+        learner = self._learner
+        learner.report.set_counters(counters)
         for setting, by_module in counters["coefficients"].items():
-            mine = self._learner.coefficients[setting]
-            mine.update({m: float(value) for m, value in by_module.items() if m in self._learner.module})
-        if self._learner.source.progress is not None and "source_progress" in counters:
-            self._learner.source.progress.set_state(counters["source_progress"])
+            mine = learner.optimizers.coefficients[setting]
+            mine.update({m: float(value) for m, value in by_module.items() if m in learner.module})
+        if learner.source.progress is not None and "source_progress" in counters:
+            learner.source.progress.set_state(counters["source_progress"])
 
     def _check_counters(self, counters: Mapping[str, Any]) -> None:
-        missing = [name for name in (*_COUNTERS, "coefficients") if name not in counters]
+        missing = [name for name in (*LIFETIME_COUNTS, "coefficients") if name not in counters]
         missing += [
             name for name in self._learner.scheduled_settings if name not in counters.get("coefficients", ())
         ]
@@ -257,84 +299,6 @@ def _paths(components: str | Sequence[str] | None, default: list[str]) -> list[s
     return paths
 
 
-class UpdateSnapshot:
-    """Copies of weights, buffers and optimizer states, so that an update is applied completely or not at all.
-
-    A learner takes a snapshot before each update. If a peer dies during the update, the survivors return to the weights
-    that all of them had, and the update's data can be trained again; likewise if some of the data made the loss
-    overflow. The next update reuses the memory of the copies.
-
-    Forward passes change only buffers, which `take` copies. All others are copied by `complete`, which an update calls
-    before its first optimizer step, if anything may undo that step.
-    """
-
-    def __init__(self) -> None:
-        self._buffers = _Copies()
-        self._others = _Copies()  # parameters, then tensors of optimizer states
-        self._parameters: list[Tensor] = []
-        self._changing: list[Optimizer] = []
-        # Each with its state: parameters and their values.
-        self._optimizers: list[tuple[Optimizer, list[tuple[Any, dict[str, Any]]]]] = []
-        self.is_complete: bool = False
-
-    def take(self, parameters: list[Tensor], buffers: list[Tensor], optimizers: Iterable[Optimizer]) -> None:
-        """Begin a snapshot, replacing the previous one: copy the buffers.
-
-        Args:
-            parameters: All parameters.
-            buffers: All buffers.
-            optimizers: The optimizers of those parameters.
-        """
-        self._parameters, self._changing, self.is_complete = parameters, list(optimizers), False
-        self._buffers.take(buffers)
-
-    def complete(self) -> None:
-        """Copy the parameters and the optimizers' states; call it before they change."""
-        if self.is_complete:
-            return
-        self.is_complete = True
-        saved = list(self._parameters)
-        self._optimizers = []
-        for optimizer in self._changing:
-            state: list[tuple[Any, dict[str, Any]]] = []
-            for parameter, values in optimizer.state.items():
-                kept = dict(values)
-                state.append((parameter, kept))
-                for key, value in values.items():
-                    if type(value) is Tensor or isinstance(value, Tensor):
-                        saved.append(value)
-                    else:
-                        kept[key] = copy.copy(value)
-            self._optimizers.append((optimizer, state))
-        self._others.take(saved)
-
-    def restore(self) -> None:
-        """Restore all values in place; those of an incomplete snapshot have not changed, except buffers."""
-        self._buffers.restore()
-        if not self.is_complete:
-            return
-        self._others.restore()
-        for optimizer, state in self._optimizers:
-            optimizer.state.clear()
-            for parameter, values in state:
-                optimizer.state[parameter] = {
-                    key: value if isinstance(value, Tensor) else copy.copy(value)
-                    for key, value in values.items()
-                }
-
-    def restore_not_finite(self) -> None:
-        """Restore the buffers that have become NaN or infinite, e.g. a BatchNorm's statistics."""
-        if not self._buffers.tensors:
-            return
-        with torch.no_grad():
-            for tensor, saved in zip(self._buffers.tensors, self._buffers.copies, strict=True):
-                if not tensor.is_floating_point():
-                    continue
-                # One kernel: the sum is finite only if all elements are finite.
-                if not math.isfinite(tensor.sum()) and not bool(torch.isfinite(tensor).all()):
-                    tensor.copy_(saved)
-
-
 class _Copies:
     """Tensors with copies of their values."""
 
@@ -358,3 +322,18 @@ class _Copies:
         with torch.no_grad():
             for tensor, value in zip(self.tensors, self.copies, strict=True):
                 tensor.copy_(value)
+
+
+def parameter_hash(state: Mapping[str, Any]) -> str:
+    """Return the SHA-256 (hex) of named tensors or arrays: names, dtypes, shapes and all bits of their values.
+
+    Args:
+        state: A state dict, e.g. ``module.state_dict()``; the order of names does not matter.
+    """
+    digest = hashlib.sha256()
+    for name in sorted(state):
+        value = state[name]
+        array = np.asarray(value.detach().cpu() if isinstance(value, Tensor) else value)
+        digest.update(f"{name}|{array.dtype.str}|{array.shape}|".encode())
+        digest.update(array.tobytes())
+    return digest.hexdigest()

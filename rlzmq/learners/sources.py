@@ -111,6 +111,16 @@ class BatchSource(ABC):
         return 0
 
     @property
+    def counts(self) -> dict[str, Any]:
+        """The part of a learner's results that accounts for the env steps kept here."""
+        return {
+            "source_id": self.source_id,
+            "num_ranks": self._rank[1],
+            "num_env_steps": self.num_env_steps,
+            "num_added": self.num_added,
+        }
+
+    @property
     def num_agent_steps_not_kept(self) -> int:
         """Number of agent steps that were not stored, or removed, because the learner has no such module.
 

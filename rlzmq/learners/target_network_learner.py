@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from itertools import chain
-from typing import Any, Protocol, cast
+from typing import Any, Literal, Protocol, cast
 
 import gymnasium as gym
 import torch
@@ -13,15 +13,27 @@ from torch import Tensor
 
 from rlzmq.connectors.defaults import add_next_observations
 from rlzmq.episodes.columns import Columns
-from rlzmq.learners.learner import TorchLearner
+from rlzmq.learners.learner import NUM_ENV_STEPS_LIFETIME, TorchLearner
 from rlzmq.learners.optimizers import make_adam
 from rlzmq.modules.rl_module import TargetNetworkAPI
 from rlzmq.modules.weights import StructureCache, parameters_of
 
-__all__ = ["TargetNetworkLearner", "TargetNetworkUpdates", "TargetNetworks", "discounts", "target_outputs"]
+__all__ = [
+    "ErrorLoss",
+    "TargetNetworkLearner",
+    "TargetNetworkUpdates",
+    "TargetNetworks",
+    "discounts",
+    "error_loss",
+    "target_outputs",
+]
 
 # Added to the denominator of Adam's steps for parts of a module (SAC, TQC, CQL, IQL), as in RLlib.
 _EPS = 1e-7
+
+
+ErrorLoss = Literal["mse", "huber"]
+"""How a critic's error counts: squared, or half its square up to 1 and linearly beyond (Huber, δ = 1)."""
 
 
 class _TargetNetworkSettings(Protocol):
@@ -181,7 +193,7 @@ class TargetNetworkLearner(TargetNetworkUpdates):
 
     def before_gradient_based_update(self, *, timesteps: Mapping[str, Any]) -> None:
         super().before_gradient_based_update(timesteps=timesteps)
-        self._num_env_steps = self._clock(timesteps)
+        self._num_env_steps = int(timesteps[NUM_ENV_STEPS_LIFETIME])
 
     def apply_gradients(self, gradients_dict: dict[Tensor, Tensor]) -> None:
         """Step the optimizers, then update the target networks if due."""
@@ -216,3 +228,13 @@ def discounts(batch: Mapping[str, Any], gamma: float) -> Tensor:
         n_step = torch.ones_like(terminateds, dtype=torch.int64)
     factors = torch.pow(gamma, n_step)
     return factors.masked_fill(terminateds, 0.0)
+
+
+def error_loss(values: Tensor, targets: Tensor, kind: ErrorLoss) -> Tensor:
+    """Return the loss of each element; checks of torch's functions would take longer than they do."""
+    losses: Tensor
+    if kind == "huber":
+        losses = torch.ops.aten.huber_loss.default(values, targets, 0)
+    else:
+        losses = torch.ops.aten.mse_loss.default(values, targets, 0)
+    return losses

@@ -1,4 +1,7 @@
-"""From a Learner's data (episodes, ready batches) to minibatches: TrainBatchBuilder, TrainBatch, MinibatchIterator."""
+"""From a Learner's data (episodes, ready batches) to minibatches: TrainBatchBuilder, TrainBatch, MinibatchIterator.
+
+Losses are means over a minibatch's real rows: MaskedMean.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +23,7 @@ from rlzmq.episodes.columns import DEFAULT_MODULE_ID, Columns
 from rlzmq.episodes.episode_batch import EpisodeBatch, concat_joined
 from rlzmq.replay.step_store import Transitions
 
-__all__ = ["MinibatchIterator", "TrainBatch", "TrainBatchBuilder"]
+__all__ = ["MaskedMean", "MinibatchIterator", "TrainBatch", "TrainBatchBuilder", "masked_mean"]
 
 # Of these, a contiguous array of one's own becomes a tensor as it is.
 _TENSORS_OF = {np.dtype(name) for name in ("bool", "uint8", "int32", "int64", "float32")}
@@ -511,3 +514,35 @@ class MinibatchIterator:
 
 def _pinned(tensor: Tensor) -> Tensor:
     return tensor if tensor.is_cuda or tensor.is_pinned() else tensor.pin_memory()
+
+
+class MaskedMean:
+    """Means of several tensors over the same entries.
+
+    Args:
+        mask: The entries that count; None: all.
+    """
+
+    def __init__(self, mask: Tensor | None) -> None:
+        # Masking without a masked entry is common and would cost a tenth of a small recurrent network's update, so
+        # check for it. On a GPU, the check would wait for the GPU; in a compiled step, it would split the graph.
+        is_read = mask is not None and mask.device.type == "cpu" and not torch.compiler.is_compiling()
+        self._mask = None if mask is None or (is_read and bool(mask.all())) else mask
+        self._share = None if self._mask is None else self._mask.sum().clamp(min=1).reciprocal()
+
+    def __call__(self, values: Tensor) -> Tensor:
+        """Return the mean of `values` where the mask is True; 0 if it is False everywhere."""
+        if self._mask is None or self._share is None:
+            return values.mean()
+        return torch.where(self._mask, values, 0.0).sum() * self._share
+
+    def gradient(self, derivatives: Tensor, factor: float = 1.0) -> Tensor:
+        """Return the gradient of ``factor`` times the mean of values with these derivatives, which are overwritten."""
+        if self._mask is None or self._share is None:
+            return derivatives.mul_(factor / derivatives.numel())
+        return torch.where(self._mask, derivatives, 0.0) * (self._share * factor)
+
+
+def masked_mean(values: Tensor, mask: Tensor | None) -> Tensor:
+    """Return the mean of `values` where `mask` is True (everywhere if None); 0 if it is False everywhere."""
+    return MaskedMean(mask)(values)

@@ -1,16 +1,18 @@
-"""UpdateReport: the scalars that an update's losses log, its counts and times, and the results made of these."""
+"""UpdateReport: what a learner counts, measures and logs, in an update and over its lifetime, and its results."""
 
 from __future__ import annotations
 
+import logging
 import time
 from collections import defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
 from rlzmq.core import trace
+from rlzmq.core.errors import NotFiniteError
 from rlzmq.core.metrics import LEARNER_STAGES, METRICS_STATES, MetricsLogger, StageTimers
 from rlzmq.core.names import ALL_MODULES, BATCH_SOURCE, REPLAY_BUFFER_RESULTS
 from rlzmq.core.update_plan import ReplayRatio
@@ -19,7 +21,9 @@ from rlzmq.learners.ranks import Ranks, UpdateAgreement
 from rlzmq.learners.sources import BatchSource
 from rlzmq.learners.train_batch import TrainBatch
 
-__all__ = ["BACKWARD", "CONNECTOR", "FORWARD", "Scalar", "UpdateReport", "mean_of"]
+__all__ = ["BACKWARD", "FORWARD", "LIFETIME_COUNTS", "Scalar", "UpdateReport", "mean_of"]
+
+_logger = logging.getLogger("rlzmq.learners")
 
 Scalar = Tensor | float | Callable[[], Tensor]
 
@@ -28,9 +32,18 @@ CONNECTOR = "connector_pipeline_timer"
 FORWARD, BACKWARD, REDUCE = LEARNER_STAGES
 _TIMERS = (WAIT, UPDATE, *LEARNER_STAGES, CONNECTOR)
 
+LIFETIME_COUNTS = (
+    "num_gradient_updates_lifetime",
+    "num_env_steps_trained_lifetime",
+    "num_env_steps_of_all_ranks_lifetime",
+    "num_module_steps_trained_lifetime",
+)
+# Data that make a loss overflow are rare. After this many updates without a step there must be another cause.
+_MAX_UPDATES_IN_VAIN = 10
+
 
 class _Learner(Protocol):
-    """What results tell of a learner besides the update's report."""
+    """What results tell of a learner besides its report."""
 
     module: Any
     metrics: MetricsLogger
@@ -40,24 +53,25 @@ class _Learner(Protocol):
     _learner_connector: Any
     weights_seq_no: int
     num_minibatches_per_epoch: int
-    num_gradient_updates_lifetime: int
-    num_env_steps_trained_lifetime: int
-    num_env_steps_of_all_ranks_lifetime: int
-    num_module_steps_trained_lifetime: dict[str, int]
 
-    def source_counts(self) -> dict[str, Any]: ...
     def get_parameters(self, module: Any) -> list[Tensor]: ...
 
 
 class UpdateReport:
-    """What the current or last update did and measured, and the times of all updates since the last results.
+    """What the updates of a learner did and measured: the current or last one, and all of them.
 
     Scalars are logged per module and minibatch; their means over the last epoch are the update's results. Reading a
     scalar tensor costs a device synchronization, so tensors are only collected. Functions of no arguments are called
     when the results are read, if they are: a serial run reads those of an iteration's last update.
 
     Attributes:
-        batch: The counts of all batches that this rank trained, without their rows.
+        num_gradient_updates_lifetime: Minibatches trained so far.
+        num_env_steps_trained_lifetime: Env steps trained so far; each is counted once, regardless of its epochs.
+        num_env_steps_of_all_ranks_lifetime: The same for all ranks together; the default input of schedules.
+        num_module_steps_trained_lifetime: Module id → its steps trained so far, on all ranks together.
+        was_trained: Whether the last update took a step; False if none of its minibatches was finite.
+        num_updates_in_vain: Number of consecutive updates without a step.
+        batch: The counts of all batches that this rank trained in the update, without their rows.
         num_batches: Number of these batches.
         num_minibatches: Number of minibatches.
         num_env_steps: Env steps, on all ranks.
@@ -65,18 +79,25 @@ class UpdateReport:
         num_steps_due: Module id → number of its minibatches, on any rank.
         num_skipped: Module id → number of these without an optimizer step, as loss or gradients were not finite.
         minibatch_rows: Module id → rows of its minibatches.
-        seconds: Name of a result → seconds of the updates since the last results.
     """
 
     def __init__(self) -> None:
+        self.num_gradient_updates_lifetime: int = 0
+        self.num_env_steps_trained_lifetime: int = 0
+        self.num_env_steps_of_all_ranks_lifetime: int = 0
+        self.num_module_steps_trained_lifetime: dict[str, int] = {}
+        self.was_trained: bool = True
+        self.num_updates_in_vain: int = 0
         self._newest: list[tuple[str, dict[str, Any]]] = []
         self._logged: defaultdict[str, dict[str, list[Any]]] = defaultdict(dict)
         self._earlier: defaultdict[str, dict[str, list[Any]]] = defaultdict(dict)
         self._ended_at: float | None = None
         self._last: tuple[float, float] | None = None  # the last update's seconds, and those of its exchanges
         self._num_updates = 0
-        self.seconds: dict[str, float] = dict.fromkeys(_TIMERS, 0.0)
+        self._seconds: dict[str, float] = dict.fromkeys(_TIMERS, 0.0)  # of the updates since the last results
         self.begin(0.0)
+
+    # -- an update ---------------------------------------------------------------------------------
 
     def begin(self, exchanged_s: float) -> None:
         """Begin an update. Values logged so far are kept for names that it does not log.
@@ -96,7 +117,7 @@ class UpdateReport:
         self.num_env_steps: int = 0
         self.num_module_steps: dict[str, int] = {}
         self.num_steps_due: defaultdict[str, int] = defaultdict(int)
-        self.num_skipped: dict[str, int] = {}
+        self.num_skipped: defaultdict[str, int] = defaultdict(int)
         self.minibatch_rows: dict[str, int] = {}
 
     def end(self, exchanged_s: float, weights_version: int) -> None:
@@ -104,9 +125,9 @@ class UpdateReport:
         waits_since, self._ended_at = self._ended_at, time.perf_counter()
         self._last = self._ended_at - self._began_at, exchanged_s - self._exchanged_s
         self._num_updates += 1
-        self.seconds[WAIT] += 0.0 if waits_since is None else self._began_at - waits_since
-        self.seconds[UPDATE] += self._last[0]
-        self.seconds[REDUCE] += self._last[1]
+        self._seconds[WAIT] += 0.0 if waits_since is None else self._began_at - waits_since
+        self._seconds[UPDATE] += self._last[0]
+        self._seconds[REDUCE] += self._last[1]
         if trace.is_on:
             trace.span("update", self._began_at, self._ended_at, weights_version=weights_version)
 
@@ -116,20 +137,82 @@ class UpdateReport:
         self.num_batches += 1
         self.num_minibatches += num_minibatches
         self.num_env_steps += agreed.num_env_steps
-        for module_id in agreed.module_ids:
-            before = self.num_module_steps.get(module_id, 0)
-            self.num_module_steps[module_id] = before + agreed.num_rows[module_id]
+        _add(self.num_module_steps, agreed.num_rows)
 
-    def leave_out_skipped(self, module_ids: list[str]) -> list[str]:
-        """Take back the counts of the modules that took no optimizer step, and return them."""
-        skipped = []
-        for module_id, num in self.num_skipped.items():
-            if module_id in module_ids and num >= self.num_steps_due[module_id]:
-                skipped.append(module_id)
-                self.num_module_steps.pop(module_id, None)
-                if module_id in self.batch.num_module_steps:
-                    self.batch.num_module_steps[module_id] = 0
-        return skipped
+    def count(self, module_ids: list[str], rank: int, weights_version: int) -> None:
+        """Count what the update trained, without modules that took no optimizer step.
+
+        Args:
+            module_ids: The modules that the update was to train.
+            rank, weights_version: For messages.
+
+        Raises:
+            NotFiniteError: Too many consecutive updates took no step.
+        """
+        skipped = [
+            m for m, num in self.num_skipped.items() if m in module_ids and num >= self.num_steps_due[m]
+        ]
+        for module_id in skipped:
+            self.num_module_steps.pop(module_id, None)
+            if module_id in self.batch.num_module_steps:
+                self.batch.num_module_steps[module_id] = 0
+        self.was_trained = not skipped or len(skipped) < len(module_ids)
+        if self.was_trained:
+            self.num_updates_in_vain = 0
+        else:
+            self.batch.num_env_steps = self.num_env_steps = 0
+            self.num_updates_in_vain += 1
+        if self.num_updates_in_vain >= _MAX_UPDATES_IN_VAIN:
+            raise NotFiniteError(
+                f"{_MAX_UPDATES_IN_VAIN} updates in a row took no optimizer step, up to weights version "
+                f"{weights_version}: the losses or gradients of {', '.join(map(repr, skipped))} are NaN or "
+                "infinite, whatever the data. Check the loss and the module's outputs, reduce the lr, or set "
+                "grad_clip."
+            )
+        self.num_env_steps_trained_lifetime += self.batch.num_env_steps
+        self.num_env_steps_of_all_ranks_lifetime += self.num_env_steps
+        _add(self.num_module_steps_trained_lifetime, self.num_module_steps)
+        if self.num_skipped:
+            _logger.warning(
+                "rank %d, weights version %d: NaN or infinite gradients, no step taken on %s of %d "
+                "minibatches. Check for NaN in observations or rewards, reduce the lr, or set grad_clip.",
+                rank,
+                weights_version,
+                ", ".join(f"{num} (module {module_id!r})" for module_id, num in self.num_skipped.items()),
+                self.num_minibatches,
+            )
+
+    # -- times -------------------------------------------------------------------------------------
+
+    def timed(self, batches: Iterator[TrainBatch]) -> Iterator[TrainBatch]:
+        """Yield the batches, each built when it is asked for, and add up the time that this takes."""
+        while True:
+            start = time.perf_counter()
+            batch = next(batches, None)
+            self.add_time(CONNECTOR, "connector", start, time.perf_counter())
+            if batch is None:
+                return
+            yield batch
+
+    def add_time(self, timer: str, stage: str, start: float, end: float, waited_s: float = 0.0) -> None:
+        """Add the time of a stage to a timer, without what it waited for peers, and to the trace."""
+        self._seconds[timer] += end - start - waited_s
+        if trace.is_on:
+            trace.span(stage, start, end)
+
+    # -- lifetime counts, as a learner's state -----------------------------------------------------
+
+    def get_counters(self) -> dict[str, Any]:
+        """Return the counts over the learner's lifetime."""
+        counters: dict[str, Any] = {name: getattr(self, name) for name in LIFETIME_COUNTS}
+        counters["num_module_steps_trained_lifetime"] = {**self.num_module_steps_trained_lifetime}
+        return counters
+
+    def set_counters(self, counters: Mapping[str, Any]) -> None:
+        """Restore the counts of `get_counters`."""
+        for name in LIFETIME_COUNTS:
+            value = counters[name]
+            setattr(self, name, dict(value) if isinstance(value, Mapping) else int(value))
 
     # -- scalars -----------------------------------------------------------------------------------
 
@@ -186,7 +269,7 @@ class UpdateReport:
                     num_fixed += parameter.numel()
         for module_id, num_steps in self.batch.num_module_steps.items():
             module_results = results.setdefault(module_id, {})
-            lifetime = learner.num_module_steps_trained_lifetime.get(module_id, 0)
+            lifetime = self.num_module_steps_trained_lifetime.get(module_id, 0)
             module_results |= {
                 "num_module_steps_trained": num_steps,
                 "num_module_steps_trained_lifetime": lifetime,
@@ -207,21 +290,21 @@ class UpdateReport:
             results.setdefault(module_id, {}).update(
                 values if isinstance(values, dict) else {"value": values}
             )
-        timers, seconds, num_updates = StageTimers(), self.seconds, max(1, self._num_updates)
-        self.seconds, self._num_updates = dict.fromkeys(_TIMERS, 0.0), 0
+        timers, seconds, num_updates = StageTimers(), self._seconds, max(1, self._num_updates)
+        self._seconds, self._num_updates = dict.fromkeys(_TIMERS, 0.0), 0
         timers.add(CONNECTOR, seconds.pop(CONNECTOR), num_updates)
         if learner._learner_connector is not None:
             timers.add_pieces(learner._learner_connector)
         overall = results.setdefault(ALL_MODULES, {})
         overall.update(
             num_env_steps_trained=self.batch.num_env_steps,
-            num_env_steps_trained_lifetime=learner.num_env_steps_trained_lifetime,
+            num_env_steps_trained_lifetime=self.num_env_steps_trained_lifetime,
             num_module_steps_trained=sum(self.batch.num_module_steps.values()),
-            num_module_steps_trained_lifetime=sum(learner.num_module_steps_trained_lifetime.values()),
+            num_module_steps_trained_lifetime=sum(self.num_module_steps_trained_lifetime.values()),
             num_trainable_parameters=sum(num_trainable.values()),
             num_non_trainable_parameters=num_fixed,
             num_gradient_updates=self.num_minibatches,
-            num_gradient_updates_lifetime=learner.num_gradient_updates_lifetime,
+            num_gradient_updates_lifetime=self.num_gradient_updates_lifetime,
             num_nonfinite_gradients_skipped=sum(self.num_skipped.values()),
             weights_seq_no=learner.weights_seq_no,
             learner_connector=timers.reduce(),
@@ -231,7 +314,7 @@ class UpdateReport:
         for name, total in seconds.items():
             overall[name] = total / num_updates
         if learner.source.keeps_data:
-            _add_source(overall, learner)
+            self._add_source(overall, learner.source)
         if own:
             overall[METRICS_STATES] = own.states
         if learner.ranks.group is not None and self._last is not None:
@@ -239,19 +322,22 @@ class UpdateReport:
             self._last = None
         return results
 
+    def _add_source(self, overall: dict[str, Any], source: BatchSource) -> None:
+        """Add the counts of a source that keeps data, and its own metrics."""
+        overall[BATCH_SOURCE] = counts = {
+            **source.counts,
+            "num_bytes": source.num_bytes,
+            "num_agent_steps_not_kept": source.num_agent_steps_not_kept,
+        }
+        if isinstance(ratio := source.progress, ReplayRatio) and ratio.num_counted:
+            counts["train_ratio"] = self.num_env_steps_of_all_ranks_lifetime / ratio.num_counted
+        if metrics := source.get_metrics():
+            overall[REPLAY_BUFFER_RESULTS] = metrics
 
-def _add_source(overall: dict[str, Any], learner: _Learner) -> None:
-    """Add the counts of a source that keeps data, and its own metrics."""
-    source = learner.source
-    overall[BATCH_SOURCE] = counts = {
-        **learner.source_counts(),
-        "num_bytes": source.num_bytes,
-        "num_agent_steps_not_kept": source.num_agent_steps_not_kept,
-    }
-    if isinstance(ratio := source.progress, ReplayRatio) and ratio.num_counted:
-        counts["train_ratio"] = learner.num_env_steps_of_all_ranks_lifetime / ratio.num_counted
-    if metrics := source.get_metrics():
-        overall[REPLAY_BUFFER_RESULTS] = metrics
+
+def _add(totals: dict[str, int], numbers: Mapping[str, int]) -> None:
+    for name, number in numbers.items():
+        totals[name] = totals.get(name, 0) + number
 
 
 @torch.no_grad()

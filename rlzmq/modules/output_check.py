@@ -1,14 +1,15 @@
-"""Checks of a custom module's outputs against its spaces, when it is built.
+"""Checks of a custom module: its interfaces, its loss, and its outputs against its spaces, when it is built.
 
-A copy of the module gets three observations sampled from its space. If that forward pass raises an error, nothing is
-checked: the module may read columns of custom connector pieces, and the run's first step raises the same error.
+For the outputs, a copy of the module gets three observations sampled from its space. If that forward pass raises an
+error, nothing is checked: the module may read columns of custom connector pieces, and the run's first step raises the
+same error.
 """
 
 from __future__ import annotations
 
 import copy
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import gymnasium as gym
@@ -20,9 +21,10 @@ from rlzmq.core.errors import ConfigurationError
 from rlzmq.core.tree import tree_leaves, tree_map, tree_stack
 from rlzmq.episodes.columns import Columns
 from rlzmq.modules.distributions import num_dist_inputs
-from rlzmq.modules.rl_module import RLModule, ValueFunctionAPI
+from rlzmq.modules.rl_module import RLModule, SelfSupervisedLossAPI, ValueFunctionAPI
+from rlzmq.modules.weights import is_trainable
 
-__all__ = ["check_acting_outputs", "check_training_outputs"]
+__all__ = ["check_acting_outputs", "check_interfaces", "check_training_outputs", "no_loss"]
 
 _log = logging.getLogger("rlzmq.modules")
 
@@ -66,6 +68,48 @@ def check_training_outputs(module: RLModule, *, with_values: bool) -> None:
     trial.check_dist_inputs(outputs, "_forward_train")
     if with_values and isinstance(module, ValueFunctionAPI):
         trial.check_values(outputs.get(Columns.EMBEDDINGS))
+
+
+def check_interfaces(module_id: str, module: Any, required: Sequence[type], learner: str) -> None:
+    """Check that a module implements what the losses of a learner's class call.
+
+    Raises:
+        TypeError: It lacks one of the interfaces.
+    """
+    if isinstance(module, SelfSupervisedLossAPI) or not is_trainable(module):
+        return
+    missing = [api.__name__ for api in required if not isinstance(module, api)]
+    if missing:
+        raise TypeError(
+            f"{learner} needs module {module_id!r} ({type(module).__name__}) to be a "
+            f"{' and a '.join(missing)}: add the mix-in to its base classes, "
+            f"class {type(module).__name__}(TorchRLModule, {', '.join(missing)})."
+        )
+
+
+def no_loss(returned: object, owner: object, module_id: str) -> ConfigurationError:
+    """Return the error for what a loss function of a user returned instead of a tensor with one number.
+
+    Args:
+        returned: The value.
+        owner: The learner, or the module with its own loss.
+        module_id: The module's id.
+    """
+    name = "compute_loss_for_module"
+    if not hasattr(owner, name):
+        name = "compute_self_supervised_loss"
+    if returned is None:
+        what = "None. Does it end with `return loss`?"
+    elif isinstance(returned, torch.Tensor):
+        what = f"a tensor of shape {tuple(returned.shape)}. Take its mean: loss.mean()."
+    else:
+        what = (
+            f"a {type(returned).__name__}. Keep it a tensor, without float(), .item() or .numpy(): gradients flow "
+            "through it."
+        )
+    return ConfigurationError(
+        f"{type(owner).__name__}.{name}() of module {module_id!r}: expected one number as a tensor, got {what}"
+    )
 
 
 class _TrialCall:

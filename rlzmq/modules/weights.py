@@ -24,6 +24,7 @@ __all__ = [
     "WeightsLayout",
     "frozen",
     "has_convolutions",
+    "is_trainable",
     "parameters_of",
 ]
 
@@ -96,6 +97,11 @@ def parameters_of(module: nn.Module) -> list[Tensor]:
                 found[id(parameter)] = parameter
         parts += [inner for inner in part._modules.values() if inner is not None]
     return list(found.values())
+
+
+def is_trainable(module: object) -> bool:
+    """Return whether a module has trainable parameters."""
+    return isinstance(module, nn.Module) and any(p.requires_grad for p in parameters_of(module))
 
 
 def has_convolutions(modules: Iterable[Any]) -> bool:

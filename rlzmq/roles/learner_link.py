@@ -517,7 +517,7 @@ class LearnerLink(PeerLink):
 
     @ends_link
     def _tick(self) -> None:
-        self.core.progress = self._learner.progress
+        self.core.progress = self._learner.ranks.progress
         if self._watch is not None:
             self.core.patience_s = self._watch.patience_s
         super()._tick()
@@ -603,7 +603,7 @@ class LearnerLink(PeerLink):
                 return
             faults.at("learner.trained")
             self._check.trained()
-            was_trained = self._learner.was_trained
+            was_trained = self._learner.report.was_trained
             if was_trained:
                 self.num_env_steps_before = num_steps
             if faults.is_recording:

@@ -25,7 +25,7 @@ from rlzmq.core.errors import DeadlineError, PeerLostError, ProtocolError
 from rlzmq.core.patience import RESEND_S
 from rlzmq.core.process import apply_log_level, keep_freed_memory, limit_memory, share_one_arena
 from rlzmq.core.spaces import space_from_plain
-from rlzmq.learners.execution import set_torch_threads
+from rlzmq.learners.ranks import set_torch_threads
 from rlzmq.modules.weights import WeightsLayout, has_convolutions
 from rlzmq.net.context import Context, SocketOptions
 from rlzmq.net.events import SocketEvent
@@ -92,7 +92,7 @@ class LearnerRole(PeerRole):
         learner = self.learner
         self.update_watch: UpdateWatch = UpdateWatch(
             f"learner-{rank}",
-            lambda: learner.progress,
+            lambda: learner.ranks.progress,
             lambda: learner.ranks.is_waiting,
             lambda: learner.ranks.group is None,
             learner_timeout_s=config.learner_timeout_s,

@@ -35,7 +35,7 @@ from rlzmq.core.metrics import FRAGMENT_DELIVERY_TIMER, FRAGMENT_ENCODE_TIMER, W
 from rlzmq.core.patience import HEARTBEAT_S, NARROW_PATH, TICK_S
 from rlzmq.core.process import apply_log_level, end_if_out_of_memory, limit_memory
 from rlzmq.episodes.episode_batch import EpisodeBatch
-from rlzmq.learners.execution import set_torch_threads
+from rlzmq.learners.ranks import set_torch_threads
 from rlzmq.net.context import Context, SocketOptions
 from rlzmq.net.keys import JoinFile
 from rlzmq.net.shared_memory import FOLDED_TOPIC

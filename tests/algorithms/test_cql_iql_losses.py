@@ -179,7 +179,7 @@ def test_cqls_policy_clones_for_bc_iters_minibatches_over_all_updates() -> None:
     for _ in range(5):
         losses(made, batch())
         seen.append(made._is_cloning)
-        made.num_gradient_updates_lifetime += 1
+        made.report.num_gradient_updates_lifetime += 1
     assert seen == [True, True, True, False, False]
 
 

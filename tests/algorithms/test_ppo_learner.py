@@ -13,7 +13,7 @@ from rlzmq.algorithms.ppo import ppo_learner as ppo_learner_module
 from rlzmq.algorithms.ppo.ppo_learner import PPOLearner
 from rlzmq.episodes.columns import Columns
 from rlzmq.episodes.episode_batch import EpisodeBatch
-from rlzmq.learners.losses import masked_mean
+from rlzmq.learners.train_batch import masked_mean
 from rlzmq.modules.distributions import TorchCategorical
 from tests.learners.cases import (
     ACTION_SPACE,

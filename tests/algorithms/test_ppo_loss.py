@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from rlzmq.algorithms.ppo.ppo_learner import PPOLossSettings, PPOLossTerms, ppo_loss
-from rlzmq.learners.losses import masked_mean
+from rlzmq.learners.train_batch import masked_mean
 
 CLIP = 0.3
 PLAIN = PPOLossSettings(CLIP, 10.0, 0.5, 0.02, 0.2)

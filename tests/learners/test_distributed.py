@@ -14,7 +14,8 @@ import torch.distributed as dist
 
 from rlzmq.core.errors import PeerLostError
 from rlzmq.core.process import loopback_interface
-from rlzmq.learners.distributed import DesynchronizedError, RankGroup, parameter_hash
+from rlzmq.learners.distributed import DesynchronizedError, RankGroup
+from rlzmq.learners.snapshot import parameter_hash
 from tests.learners.ranks import DiedError, form_group, run_ranks
 
 

@@ -18,7 +18,7 @@ from rlzmq.core.names import ALL_MODULES
 from rlzmq.core.plain import from_plain, to_plain
 from rlzmq.episodes.columns import Columns
 from rlzmq.episodes.single_agent_episode import SingleAgentEpisode
-from rlzmq.learners import execution
+from rlzmq.learners import ranks
 from rlzmq.learners.learner import Learner
 from rlzmq.modules.rl_module import SelfSupervisedLossAPI
 from rlzmq.modules.spec import RLModuleSpec
@@ -134,7 +134,7 @@ def test_a_learner_takes_a_spec_or_a_module_and_not_both() -> None:
 @pytest.mark.parametrize("policies_to_train", [[], lambda module_id, batch: False])
 def test_with_nothing_to_train_an_update_is_counted_and_changes_no_weight(policies_to_train: Any) -> None:
     learner = square_learner("a", "b")
-    learner.trained.to_train = policies_to_train
+    learner.policies_to_train = policies_to_train
     before = weights(learner, "a")
     results = learner.update(batch={"a": rows(8), "b": rows(5)})
     assert set(results) == {"__all_modules__"}
@@ -145,7 +145,7 @@ def test_with_nothing_to_train_an_update_is_counted_and_changes_no_weight(polici
 
 def test_only_policies_to_train_are_trained() -> None:
     learner = square_learner("a", "b")
-    learner.trained.to_train = ["b"]
+    learner.policies_to_train = ["b"]
     before = weights(learner, "a"), weights(learner, "b")
     results = learner.update(batch={"a": rows(8), "b": rows(5)})
     assert set(results) == {"b", "__all_modules__"}
@@ -474,7 +474,7 @@ def test_a_batch_can_be_prepared_ahead_of_its_update() -> None:
     prepared.update(batch=prepared.prepare(episode_batch(40, 24)))
     direct.update(episodes=episode_batch(40, 24))
     assert prepared.parameter_hash() == direct.parameter_hash()
-    assert prepared.num_env_steps_trained_lifetime == 64
+    assert prepared.report.num_env_steps_trained_lifetime == 64
 
 
 def test_numpy_batches_and_masked_rows_are_taken() -> None:
@@ -577,7 +577,7 @@ def test_convolutions_are_trained_on_all_cores_that_runners_leave(
     observation_shape: tuple[int, ...],
     num_threads: int,
 ) -> None:
-    monkeypatch.setattr(execution, "num_usable_cores", lambda: 3)
+    monkeypatch.setattr(ranks, "num_usable_cores", lambda: 3)
     used = []
     before = torch.get_num_threads()
     box = gym.spaces.Box(0, 255, observation_shape, np.uint8)
@@ -594,7 +594,7 @@ def test_convolutions_are_trained_on_all_cores_that_runners_leave(
 def test_a_process_forked_after_an_update_on_several_threads_can_use_torch(num_before: int) -> None:
     program = f"""
 import os, signal, torch
-from rlzmq.learners.execution import torch_threads
+from rlzmq.learners.ranks import torch_threads
 
 def multiply():
     matrix = torch.ones(600, 600)

@@ -302,10 +302,10 @@ def survivor_main(rank: int, world_size: int, path: Path) -> Any:
         with pytest.raises(PeerLostError, match="learner rank 0 of 2"):
             learner.update(batch=rows(20))
         answer["undone"] = learner.parameter_hash() == before
-        answer["counters"] = (learner.weights_seq_no, learner.num_gradient_updates_lifetime)
+        answer["counters"] = (learner.weights_seq_no, learner.report.num_gradient_updates_lifetime)
         learner.ranks.leave()
         results = learner.update(batch=rows(20))  # goes on alone, on the same data
-        answer["alone"] = (learner.weights_seq_no, learner.num_gradient_updates_lifetime)
+        answer["alone"] = (learner.weights_seq_no, learner.report.num_gradient_updates_lifetime)
         answer["calls"] = results["default_policy"]["calls"]
     # the replacement joins as rank 1 of a new generation and is brought up from the survivor
     join(learner, path, 0 if rank == 0 else 1, 2, generation=1)

@@ -56,7 +56,7 @@ def lstm() -> Learner:
 
 def modules_of_which_one_is_not_trained() -> Learner:
     learner = square_learner("a", "b", "c", minibatch_size=4, num_epochs=2)
-    learner.trained.to_train = ["a", "c"]
+    learner.policies_to_train = ["a", "c"]
     for parameter in learner.module["c"].extra.parameters():
         parameter.requires_grad_(False)
     learner.module["a"].layer.double()

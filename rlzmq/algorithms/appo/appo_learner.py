@@ -20,9 +20,9 @@ from rlzmq.config.base_config import BaseConfig
 from rlzmq.connectors.learner import VTrace
 from rlzmq.connectors.learner.vtrace import TARGET_DIST_INPUTS
 from rlzmq.episodes.columns import Columns
-from rlzmq.learners.losses import masked_mean
 from rlzmq.learners.sources import BatchSource, CircularBuffer, FreshBatch
 from rlzmq.learners.target_network_learner import TargetNetworkUpdates
+from rlzmq.learners.train_batch import masked_mean
 from rlzmq.modules.default_models.actor_critic import DefaultActorCriticModule
 from rlzmq.modules.rl_module import TargetNetworkAPI, ValueFunctionAPI
 
@@ -168,7 +168,7 @@ class APPOLearner(IMPALALearner, TargetNetworkUpdates):
     def after_gradient_based_update(self, *, timesteps: Mapping[str, Any]) -> None:
         super().after_gradient_based_update(timesteps=timesteps)
         adapt_kl_coeffs(self)
-        self.update_targets_if_due(self.num_env_steps_trained_lifetime, self._target_update_steps())
+        self.update_targets_if_due(self.report.num_env_steps_trained_lifetime, self._target_update_steps())
         self.log_target_updates()
 
     def _target_update_steps(self) -> int:

@@ -152,4 +152,4 @@ class CQLLearner(OfflineLearner, SACLearner):
 
     @property
     def _is_cloning(self) -> bool:
-        return self.num_gradient_updates_lifetime < cast(CQLTrainingSettings, self.config).bc_iters
+        return self.report.num_gradient_updates_lifetime < cast(CQLTrainingSettings, self.config).bc_iters

@@ -20,9 +20,8 @@ from rlzmq.connectors.learner import GeneralAdvantageEstimation
 from rlzmq.core.errors import ConfigurationError
 from rlzmq.core.tree import tree_map
 from rlzmq.episodes.columns import Columns
-from rlzmq.learners.losses import masked_mean
 from rlzmq.learners.offline_learner import OfflineLearner
-from rlzmq.learners.train_batch import TrainBatch
+from rlzmq.learners.train_batch import TrainBatch, masked_mean
 from rlzmq.modules.distributions import TorchDiagGaussian
 from rlzmq.modules.rl_module import ValueFunctionAPI
 
@@ -194,7 +193,7 @@ class MARWILLearner(OfflineLearner):
         """Set c² to its mean over all ranks. A collective."""
         super().after_gradient_based_update(timesteps=timesteps)
         norms = {m: float(norm) for m, norm in self.moving_avg_sqd_adv_norms_per_module.items()}
-        for module_id, norm in self.ranks.mean(norms, dict.fromkeys(norms, 1.0)).items():
+        for module_id, norm in self.ranks.mean(norms, list(norms)).items():
             self._set_norm(module_id, norm)
 
     def remove_module(self, module_id: str, **kwargs: Any) -> None:

@@ -21,7 +21,7 @@ from rlzmq.connectors.defaults import add_estimator
 from rlzmq.connectors.learner import GeneralAdvantageEstimation
 from rlzmq.episodes.columns import Columns
 from rlzmq.learners.learner import TorchLearner
-from rlzmq.learners.losses import MaskedMean
+from rlzmq.learners.train_batch import MaskedMean
 from rlzmq.modules.rl_module import ValueFunctionAPI
 
 __all__ = [

@@ -15,9 +15,8 @@ from rlzmq.algorithms.sac.sac_module import DefaultSACModule, require_box
 from rlzmq.algorithms.tqc import TQCTrainingSettings
 from rlzmq.config.base_config import BaseConfig
 from rlzmq.episodes.columns import Columns
-from rlzmq.learners.losses import ErrorLoss, error_loss
 from rlzmq.learners.replay_learner import importance_weights
-from rlzmq.learners.target_network_learner import discounts, target_outputs
+from rlzmq.learners.target_network_learner import ErrorLoss, discounts, error_loss, target_outputs
 
 __all__ = [
     "DefaultTQCModule",
