@@ -117,12 +117,12 @@ class Tally:
 def layouts(run: Run) -> dict[str, tuple[Write, Write, str]]:
     """Return how the former and the new state are written below a run directory, and what is resumed."""
     from rlzmq.core import checkpoint
-    from rlzmq.core.checkpoint_series import CheckpointSeries
+    from rlzmq.core.run_dir import RunDir
 
     def series(iteration: int) -> Write:
         def write(place: Path) -> None:
             components, about = run.states[iteration]
-            CheckpointSeries(place / "checkpoints", keep=1).write(iteration, components, about)
+            RunDir(place, keep=1).write(iteration, components, about)
 
         return write
 

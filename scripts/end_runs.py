@@ -135,8 +135,8 @@ def end_one(
 ) -> None:
     """Start a run, end it, record the results."""
     from rlzmq.algorithms.checkpoints import read_algorithm
-    from rlzmq.core.checkpoint_series import find_checkpoint
     from rlzmq.core.errors import CheckpointError
+    from rlzmq.core.run_dir import find_checkpoint
 
     number_of_signal, expected, limit_s = KINDS[kind]
     run, runtime = scratch / f"run-{number}", scratch / f"t{number}"

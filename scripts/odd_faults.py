@@ -297,7 +297,7 @@ def disk(place: Path, options: argparse.Namespace, seen: Seen) -> None:
             seen.fact(
                 "disk", f"full 5 times for 4 s: longest pause {max(pauses):.1f} s, {failed} lines about it"
             )
-            from rlzmq.core.checkpoint_series import find_checkpoint
+            from rlzmq.core.run_dir import find_checkpoint
 
             found = find_checkpoint(run.run_dir)
             seen.expect("disk", found.path is not None, "no whole checkpoint is left", run)

@@ -12,7 +12,7 @@ ALLOWED = {
     "algorithms/checkpoints.py",
     "net/keys.py",
     "launch/k8s.py",
-    "core/checkpoint_series.py",
+    "core/run_dir.py",
     "core/addresses.py",
     "roles/broker_role.py",
     "driver/supervision.py",

@@ -289,7 +289,7 @@ class Algorithm(TellsUncalled, Synchronous[AsyncAlgorithm], AnswersSynonyms, met
             CheckpointError: There is no checkpoint, and `config` is None.
             ConfigurationError: Another process drives the run in the directory.
         """
-        with run_to_resume(directory, config) as (newest, series):
+        with run_to_resume(directory, config) as (newest, run_dir):
             if newest is not None:
                 algorithm = cls.from_checkpoint(
                     newest, config=config, trust=trust, module_class=module_class, **settings
@@ -298,7 +298,7 @@ class Algorithm(TellsUncalled, Synchronous[AsyncAlgorithm], AnswersSynonyms, met
                 assert config is not None
                 algorithm = (cls if cls is not Algorithm else config._algorithm_class())(config)
             try:
-                algorithm.keep_checkpoints(series)
+                algorithm.keep_checkpoints(run_dir)
             except BaseException:
                 algorithm.stop()
                 raise

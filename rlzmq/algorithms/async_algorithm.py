@@ -50,11 +50,11 @@ from rlzmq.algorithms.stored_config import Given
 from rlzmq.config.base_config import BaseConfig
 from rlzmq.core import trace
 from rlzmq.core.call_watch import CallWatch
-from rlzmq.core.checkpoint_series import CheckpointSeries
 from rlzmq.core.errors import ClosedError, Interrupted, StandstillError
 from rlzmq.core.imports import LazyModule
 from rlzmq.core.metrics import MetricsLogger
 from rlzmq.core.process import LastWords, apply_log_level, end_process
+from rlzmq.core.run_dir import RunDir
 from rlzmq.core.tracebacks import ShortTraceback
 from rlzmq.driver.process_config import PLACES
 from rlzmq.driver.session import Session
@@ -676,7 +676,7 @@ class AsyncAlgorithm:
 
     def keep_checkpoints(
         self,
-        directory: str | Path | CheckpointSeries,
+        directory: str | Path | RunDir,
         *,
         every_s: float | None = None,
         num: int | None = None,
@@ -690,7 +690,7 @@ class AsyncAlgorithm:
         is logged and counted (``num_failed_checkpoints``); earlier checkpoints are unchanged.
 
         Args:
-            directory: Directory of the checkpoints, e.g. ``"runs/mine/checkpoints"``, or `RunDirectory.checkpoints`.
+            directory: Directory of the checkpoints, e.g. ``"runs/mine/checkpoints"``, or a `RunDirectory`.
             every_s: Seconds between two checkpoints; None: ``config.checkpoint_every_s``.
             num: Number of newest checkpoints to keep besides the one with the best mean return; None:
                 ``config.checkpoint_keep``.
@@ -735,7 +735,7 @@ class AsyncAlgorithm:
         **settings: Any,
     ) -> AsyncAlgorithm:
         """Return a started algorithm that continues the run in a directory (see Algorithm.resume)."""
-        with run_to_resume(directory, config) as (newest, series):
+        with run_to_resume(directory, config) as (newest, run_dir):
             if newest is not None:
                 algorithm = await cls.from_checkpoint(
                     newest, config=config, trust=trust, module_class=module_class, **settings
@@ -745,7 +745,7 @@ class AsyncAlgorithm:
                 algorithm = cls(config._for_build(None, True))
                 await algorithm.start()
             try:
-                algorithm.keep_checkpoints(series)
+                algorithm.keep_checkpoints(run_dir)
             except BaseException:
                 await algorithm.stop()
                 raise

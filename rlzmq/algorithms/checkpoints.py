@@ -51,9 +51,9 @@ from rlzmq.core.checkpoint import (
     read_manifest,
     write_checkpoint,
 )
-from rlzmq.core.checkpoint_series import CheckpointSeries, checkpoints_at, find_checkpoint
 from rlzmq.core.errors import CheckpointError, ConfigurationError, RlzmqError
 from rlzmq.core.printable import printable
+from rlzmq.core.run_dir import RunDir, checkpoints_at, find_checkpoint
 from rlzmq.core.synonyms import did_you_mean
 from rlzmq.driver.synchronous import needs_processes
 from rlzmq.modules.saving import read_module_states
@@ -240,30 +240,21 @@ def latest_checkpoint(path: str | Path) -> Path | None:
 
 
 @contextlib.contextmanager
-def run_to_resume(
-    directory: str | Path, config: BaseConfig | None
-) -> Iterator[tuple[Path | None, CheckpointSeries]]:
-    """Take a run directory; yield its newest checkpoint, or None for a new run, and its series for `keep_checkpoints`.
-
-    If the block fails, the directory is released.
+def run_to_resume(directory: str | Path, config: BaseConfig | None) -> Iterator[tuple[Path | None, RunDir]]:
+    """Take a run directory; yield its newest checkpoint, or None for a new run, and the directory.
 
     Raises:
         CheckpointError: There is no checkpoint, and no config for a new run.
         ConfigurationError: Another driver has the directory.
     """
-    series = CheckpointSeries(local_path(directory) / "checkpoints")
-    if config is not None or checkpoints_at(directory):
-        series.lock()
-    try:
+    run_dir = RunDir(directory)
+    with run_dir if config is not None or checkpoints_at(directory) else contextlib.nullcontext():
         newest = latest_checkpoint(directory)
         if newest is None and config is None:
             raise CheckpointError(
                 f"{directory} holds no intact checkpoint. Pass config=… to start a new run."
             )
-        yield newest, series
-    except BaseException:
-        series.release()
-        raise
+        yield newest, run_dir
 
 
 def checkpoint_place(path: str | Path) -> Path:
@@ -536,7 +527,7 @@ class CheckpointKeeper:
         config = algorithm.config
         self._copies = bool(config.learner_snapshot_every_s is not None and config.num_learners)
         self.is_on: bool = self._copies
-        self._series: CheckpointSeries | None = None
+        self._run_dir: RunDir | None = None
         self._every_s: float | None = None
         self._begun_at = self._copied_at = -math.inf  # the first one is due after the first iteration
         self._writing: threading.Thread | None = None
@@ -547,13 +538,11 @@ class CheckpointKeeper:
         self.num_written = 0
         self.num_failed = 0
 
-    def keep(
-        self, directory: str | Path | CheckpointSeries, *, every_s: float | None, num: int | None
-    ) -> None:
+    def keep(self, directory: str | Path | RunDir, *, every_s: float | None, num: int | None) -> None:
         """Start writing automatic checkpoints, the first one after the next iteration.
 
         Args:
-            directory: Directory of the numbered checkpoints, or those of a `RunDirectory`.
+            directory: Directory of the numbered checkpoints, or a run directory that may be taken already.
             every_s: Seconds between the starts of two writes; None: ``config.checkpoint_every_s``. If that is None,
                 too, only `write` writes checkpoints.
             num: Number of newest checkpoints to keep besides the one with the best mean return; None:
@@ -563,23 +552,22 @@ class CheckpointKeeper:
             ConfigurationError: Another driver has the directory, or the checkpoints in it are another run's.
         """
         config = self._algorithm.config
-        series = directory if isinstance(directory, CheckpointSeries) else CheckpointSeries(directory)
-        if self._series is not None:
-            self.close()
-        series.lock()
+        run_dir = directory if isinstance(directory, RunDir) else RunDir.of_checkpoints(directory)
+        self.close()
+        run_dir.take()
         try:
-            series.check_continued_from(self.newest or self.resumed_from)
+            run_dir.check_continued_from(self.newest or self.resumed_from)
         except ConfigurationError:
-            series.release()
+            run_dir.release()
             raise
-        series.keep = config.checkpoint_keep if num is None else num
-        self._series = series
+        run_dir.keep = config.checkpoint_keep if num is None else num
+        self._run_dir = run_dir
         self.is_on = True
         self._every_s = config.checkpoint_every_s if every_s is None else every_s
 
     def counters(self) -> dict[str, int]:
         """Return the counters for the result's ``fault_tolerance``; {} without a directory."""
-        if self._series is None:
+        if self._run_dir is None:
             return {}
         return {"num_checkpoints": self.num_written, "num_failed_checkpoints": self.num_failed}
 
@@ -611,7 +599,7 @@ class CheckpointKeeper:
             CheckpointError: The checkpoint cannot be written. Earlier ones are unchanged.
             TimeoutError: The states did not arrive in time.
         """
-        assert self._series is not None
+        assert self._run_dir is not None
         await self._off_loop(self.wait)
         if self.newest is None or int(self.newest.name) != self._algorithm.iteration:
             waits = state_timeout_s is not None and needs_processes(self._algorithm.config)
@@ -625,7 +613,7 @@ class CheckpointKeeper:
 
     async def write_if_possible(self, timeout_s: float) -> None:
         """Write a checkpoint if the learners still respond. Called when a run fails or is interrupted."""
-        if self._series is None:
+        if self._run_dir is None:
             return
         try:
             await self.write(state_timeout_s=timeout_s)
@@ -643,14 +631,14 @@ class CheckpointKeeper:
     def close(self) -> None:
         """Wait for the current write, and release the directory. Idempotent."""
         self.wait()
-        if self._series is not None:
-            self._series.release()
-            self._series = None
+        if self._run_dir is not None:
+            self._run_dir.release()
+            self._run_dir = None
 
     # -- private --------------------------------------------------------------------------------
 
     def _is_due(self, now: float) -> bool:
-        if self._series is None or self._every_s in (None, math.inf) or now - self._begun_at < self._every_s:
+        if self._run_dir is None or self._every_s in (None, math.inf) or now - self._begun_at < self._every_s:
             return False
         return self._writing is None or not self._writing.is_alive()
 
@@ -659,8 +647,8 @@ class CheckpointKeeper:
 
     async def _begin(self) -> None:
         """Get the state, and start a thread that writes it."""
-        assert self._series is not None
-        algorithm, series = self._algorithm, self._series
+        assert self._run_dir is not None
+        algorithm, run_dir = self._algorithm, self._run_dir
         self._begun_at = self._copied_at = time.monotonic()
         # Copied because the next update changes the arrays of a learner in this process.
         state = to_parts(copy.deepcopy(await algorithm.get_state()))
@@ -676,7 +664,7 @@ class CheckpointKeeper:
         def write() -> None:
             self._error = None
             try:
-                self.newest = series.write(iteration, components, about)
+                self.newest = run_dir.write(iteration, components, about)
             except (CheckpointError, TypeError, OSError) as error:
                 self._error = error
                 self.num_failed += 1

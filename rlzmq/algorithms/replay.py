@@ -19,8 +19,8 @@ import numpy as np
 from rlzmq.algorithms.stored_config import Given, revive_config
 from rlzmq.config.base_config import BaseConfig
 from rlzmq.core.checkpoint import open_checkpoint, read_part, write_checkpoint
-from rlzmq.core.checkpoint_series import CheckpointSeries
 from rlzmq.core.errors import CheckpointError, ConfigurationError
+from rlzmq.core.run_dir import checkpoints_at
 from rlzmq.episodes.episode_batch import EpisodeBatch
 from rlzmq.learners.learner import Learner
 from rlzmq.learners.sources import BatchSource, FreshBatch
@@ -189,7 +189,7 @@ class Replay:
         is_run = (path / "arrivals").is_dir()
         self._config, self._trust = config, trust
         self._files = read_arrivals(path / "arrivals" if is_run else path)
-        self._checkpoints = CheckpointSeries((path if is_run else path.parent) / "checkpoints")
+        self._checkpoints = (path if is_run else path.parent) / "checkpoints"
         self.notes: list[str] = []
         self.began_at: list[str] = []
         self.current: RepeatedUpdate | None = None
@@ -308,7 +308,7 @@ class Replay:
         recorded = file.steps[index]
         assert isinstance(recorded, RecordedState)
         if not keeps_data:
-            for path in self._checkpoints.paths():
+            for path in checkpoints_at(self._checkpoints):
                 found = self._state_of(path)
                 at = found["weights_seq_no"] if found else -1
                 if found and recorded.version < at < version and self._is_of_lineage(file, at, found):

@@ -18,7 +18,7 @@ from rlzmq.core.errors import ConfigurationError
 from rlzmq.core.printable import Progress
 
 if TYPE_CHECKING:
-    from rlzmq.core.files import FileLock
+    pass
 
 __all__ = [
     "PolicyOptions",
@@ -95,7 +95,7 @@ def place_of(options: CheckpointOptions, name: str, flag: str) -> Path:
     Raises:
         ConfigurationError: There is no such directory on this machine.
     """
-    from rlzmq.core.checkpoint_series import run_of
+    from rlzmq.core.run_dir import run_of
 
     if not options.checkpoint.is_dir():
         raise ConfigurationError(
@@ -195,12 +195,8 @@ def record(options: RecordOptions) -> int:
         if getattr(options, name) < 1:
             flag = name.replace("_", "-")
             raise ConfigurationError(f"--{flag} {getattr(options, name)}: expected 1 or more")
-    lock = _take(options)
-    try:
+    with _taken(options):
         returns = _record(options)
-    finally:
-        if lock is not None:
-            lock.release(remove=True)
     if not returns:
         print(f"recorded  no episode has ended: nothing is in {options.output}")
         return EXIT_INTERRUPTED
@@ -210,24 +206,22 @@ def record(options: RecordOptions) -> int:
     return 0 if len(returns) >= options.episodes else EXIT_INTERRUPTED
 
 
-def _take(options: RecordOptions) -> FileLock | None:
+@contextmanager
+def _taken(options: RecordOptions) -> Iterator[None]:
     """Take the directory for the shards, before anything is written into it."""
-    from rlzmq.core.checkpoint_series import lock_run, move_aside
+    from rlzmq.core.run_dir import RunDir
     from rlzmq.replay.shards import find_shards
 
-    lock = lock_run(options.output)
-    if num := len(find_shards(options.output)):
-        aside = move_aside(options.output) if options.overwrite else None
-        if lock is not None:
-            lock.release(remove=aside is None)
-        if aside is None:
-            raise ConfigurationError(
-                f"--output {options.output} holds {num} shard{'s' * (num > 1)}. Name another directory (offline "
-                "algorithms read several), or --overwrite to move it aside."
-            )
-        print(f"moved     the shards in {options.output} to {aside}", flush=True)
-        lock = lock_run(options.output)
-    return lock
+    with RunDir(options.output) as directory:
+        if num := len(find_shards(options.output)):
+            if not options.overwrite:
+                raise ConfigurationError(
+                    f"--output {options.output} holds {num} shard{'s' * (num > 1)}. Name another directory (offline "
+                    "algorithms read several), or --overwrite to move it aside."
+                )
+            aside = directory.move_aside()
+            print(f"moved     the shards in {options.output} to {aside}", flush=True)
+        yield
 
 
 def _record(options: RecordOptions) -> list[float]:

@@ -18,9 +18,9 @@ import tyro
 from rlzmq.cli.main import EXIT_CONFIG
 from rlzmq.cli.parsing import command
 from rlzmq.core.checkpoint import read_checkpoint, read_manifest
-from rlzmq.core.checkpoint_series import CheckpointSeries, find_checkpoint, lock_run
 from rlzmq.core.errors import CheckpointError, ConfigurationError
 from rlzmq.core.printable import cut, printable
+from rlzmq.core.run_dir import RunDir, checkpoints_at, find_checkpoint
 from rlzmq.core.synonyms import did_you_mean
 from rlzmq.telemetry.runs import (
     X_LABELS,
@@ -138,13 +138,11 @@ def _clean(runs: Sequence[Run], paths: Sequence[Path], options: RunsOptions) -> 
         return 0
     for run in chosen:
         try:
-            lock = lock_run(run.path)
+            with RunDir(run.path):
+                shutil.rmtree(run.path)
         except ConfigurationError as error:  # e.g. resumed in the meantime
             print(f"kept        {error}")
             continue
-        shutil.rmtree(run.path)
-        if lock is not None:
-            lock.release()
         print(f"removed     {run.path}")
     return 0
 
@@ -310,8 +308,8 @@ def show_checkpoints(place: Path) -> int:
         place: A checkpoint, a directory of them, or a run directory.
     """
     found = find_checkpoint(place)
-    paths = [*CheckpointSeries(place / "checkpoints").paths(), *CheckpointSeries(place).paths()]
-    for path in paths or [path for path in (place / "checkpoint", place) if path.is_dir()][:1]:
+    paths = checkpoints_at(place)
+    for path in paths or [place] * place.is_dir():
         try:
             read_checkpoint(path)
             manifest = read_manifest(path)

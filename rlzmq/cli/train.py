@@ -24,10 +24,10 @@ from rlzmq.cli.main import EXIT_INTERNAL, EXIT_INTERRUPTED, EXIT_USAGE
 from rlzmq.cli.parsing import command, flag_of, import_first, parse
 from rlzmq.cli.servers import check_installed, dashboard_of
 from rlzmq.core import faults
-from rlzmq.core.checkpoint_series import find_checkpoint, run_of
 from rlzmq.core.errors import CheckpointError, ConfigurationError, Interrupted
 from rlzmq.core.printable import printable, short_path
 from rlzmq.core.process import open_stack_channel, outlive_readers
+from rlzmq.core.run_dir import find_checkpoint, run_of
 from rlzmq.core.synonyms import did_you_mean, instead_of_key, renamed
 from rlzmq.core.tracebacks import run_error
 from rlzmq.telemetry.runs import find_run, value_at
@@ -36,7 +36,7 @@ from rlzmq.telemetry.writers import make_writers
 
 if TYPE_CHECKING:
     from rlzmq.algorithms.algorithm_config import AlgorithmConfig
-    from rlzmq.core.checkpoint_series import Found
+    from rlzmq.core.run_dir import Found
     from rlzmq.telemetry.run_directory import RunDirectory
 
 __all__ = ["StopCriteria", "TrainOptions", "apply_preset", "demo", "setting_of_others", "train"]
@@ -282,7 +282,7 @@ def _taken(algorithm: str, options: TrainOptions) -> Iterator[tuple[RunDirectory
 
     def take(path: Path) -> RunDirectory:
         more = "Add --resume auto to continue it, name another --run-dir, or --overwrite to move it aside."
-        directory = RunDirectory.take(path, resumes=resumes, overwrites=options.overwrite, ways=more)
+        directory = RunDirectory.open(path, resumes=resumes, overwrites=options.overwrite, ways=more)
         if (aside := directory.moved_to) is not None:
             print(f"moved       the run in {path} to {aside}", flush=True)
             stack.callback(lambda: aside.exists() or print(f"moved       {aside} back to {path}", flush=True))
@@ -296,7 +296,7 @@ def _taken(algorithm: str, options: TrainOptions) -> Iterator[tuple[RunDirectory
         config = _config(algorithm, options)
         if directory is None:
             newest = RunDirectory.newest_path(algorithm, config) if resumes else None
-            fresh = RunDirectory.take_new(algorithm, config) if newest is None else take(newest)
+            fresh = RunDirectory.open_new(algorithm, config) if newest is None else take(newest)
             directory = stack.enter_context(fresh)
         elif directory.found is not None:
             check_continues(directory.found, algorithm, config, ways)
@@ -422,7 +422,7 @@ def _train(
     ended_by: BaseException | None = None
     try:
         directory.begin(algorithm.config, arguments)
-        algorithm.keep_checkpoints(directory.checkpoints)
+        algorithm.keep_checkpoints(directory)
         for writer in writers:
             writer.on_algorithm_init(algorithm=algorithm, metrics_logger=algorithm.metrics)
             algorithm.callbacks.add(writer)

@@ -25,11 +25,11 @@ from typing import TYPE_CHECKING, Any, Self
 import numpy as np
 
 from rlzmq.config.plain import to_json
-from rlzmq.core.checkpoint_series import CheckpointSeries, lock_run, move_aside
 from rlzmq.core.errors import ConfigurationError
-from rlzmq.core.files import FileLock, make_directories, opener, write_text
+from rlzmq.core.files import make_directories, opener, write_text
 from rlzmq.core.printable import printable
 from rlzmq.core.process import num_usable_cores
+from rlzmq.core.run_dir import RunDir
 from rlzmq.core.tracebacks import format_error
 from rlzmq.core.version import __version__
 from rlzmq.telemetry.runs import FoundRun, find_run
@@ -129,21 +129,17 @@ _GPUS = Path("/proc/driver/nvidia/gpus")
 _GIT_S = 2.0  # a large repository on a slow disk is not worth waiting for
 
 
-class RunDirectory:
-    """The directory of one run, which only one driver at a time may write: its lock, its metrics, its checkpoints.
+class RunDirectory(RunDir):
+    """The directory of one run, with its settings and results; `Algorithm.keep_checkpoints` adds the checkpoints.
 
-    Files: ``driver.lock`` (who drives the run; while it runs), ``config.toml`` (settings that differ from the
-    defaults), ``run.json`` (command, versions, Git commit, seed, process), ``metrics.jsonl`` (each iteration's whole
-    result, flushed at once), ``events.jsonl`` (the driver's warnings and errors; see `rlzmq.telemetry.run_directory`),
-    ``checkpoints/NNNNNN/`` (by iteration; see `rlzmq.core.checkpoint_series`), ``arrivals/`` (with
-    ``rlzmq train --record``).
+    Files beside those of a `RunDir`: ``config.toml`` (settings that differ from the defaults), ``run.json`` (command,
+    versions, Git commit, seed, process), ``metrics.jsonl`` (each iteration's whole result, flushed at once),
+    ``events.jsonl`` (the driver's warnings and errors; see `EventLog`), ``arrivals/`` (with ``rlzmq train --record``).
 
-    A context manager. Use `create`; or `take`, and later `begin`, for a directory that is refused before the run is
+    A context manager. Use `create`; or `open`, and later `begin`, for a directory that is refused before the run is
     built.
 
     Attributes:
-        path: The directory.
-        checkpoints: The run's checkpoints, for `Algorithm.keep_checkpoints`.
         found: The run that was in the directory when it was taken; None if there was none.
         moved_to: Where the former directory is, if it was to be overwritten; else None.
         events: The warnings and errors.
@@ -151,12 +147,11 @@ class RunDirectory:
 
     events: EventLog
 
-    def __init__(self, path: Path, lock: FileLock | None, made: Sequence[Path] = ()) -> None:
+    def __init__(self, path: Path, made: Sequence[Path] = ()) -> None:
+        super().__init__(path)
         self.path = path
         self.found: FoundRun | None = None
         self.moved_to: Path | None = None
-        self.checkpoints = CheckpointSeries(path / "checkpoints", lock=lock)
-        self._lock = lock
         self._made = made
         self._metrics: FileIO | None = None
         self._unwritten: deque[bytes] = deque(maxlen=_MAX_UNWRITTEN)
@@ -177,14 +172,14 @@ class RunDirectory:
         Raises:
             ConfigurationError: There is a run in the directory, or another driver has it.
         """
-        directory = cls.take(
+        directory = cls.open(
             path, resumes=resumes, ways="Continue it with resumes=True, or name another directory."
         )
         directory.begin(config, train)
         return directory
 
     @classmethod
-    def take(cls, path: Path, *, resumes: bool = False, overwrites: bool = False, ways: str = "") -> Self:
+    def open(cls, path: Path, *, resumes: bool = False, overwrites: bool = False, ways: str = "") -> Self:
         """Create the directory if it is missing, and take it for this process until `close`. Write nothing else.
 
         Args:
@@ -198,23 +193,20 @@ class RunDirectory:
                 be written.
         """
         made = [place for place in (path, *path.parents) if not place.exists()]
-        lock = lock_run(path)
-        directory = cls(path, lock, made)
+        directory = cls(path, made)
+        directory.take()
         directory.found = found = find_run(path)
         if found is None or resumes:
             return directory
         if not overwrites:
             directory.close()
             raise ConfigurationError(f"{path} holds a run: {found}. {ways}")
-        moved_to = move_aside(path)
-        if lock is not None:
-            lock.release()
-        directory = cls.take(path)
-        directory.moved_to = moved_to
+        directory.moved_to, directory.found = directory.move_aside(), None
+        directory._made = [path]
         return directory
 
     @classmethod
-    def take_new(cls, name: str, config: BaseConfig) -> Self:
+    def open_new(cls, name: str, config: BaseConfig) -> Self:
         """Create ``runs/<name>-<env>-<date and time>`` below the working directory, and take it.
 
         Raises:
@@ -232,7 +224,9 @@ class RunDirectory:
                     break
         except OSError as error:
             raise ConfigurationError(f"cannot create a run directory in {runs}: {error.strerror}") from error
-        return cls(path, lock_run(path), [path, *made])
+        directory = cls(path, [path, *made])
+        directory.take()
+        return directory
 
     def begin(self, config: BaseConfig, train: Sequence[str] = ()) -> None:
         """Write the run's settings and facts; see `create`."""
@@ -270,8 +264,7 @@ class RunDirectory:
             self.events.close()
             self._write()
             self._metrics.close()
-        if self._lock is not None:
-            self._lock.release(remove=True)
+        self.release()
         if self._metrics is None:
             with contextlib.suppress(OSError):  # it contains other files
                 for place in self._made:
@@ -280,7 +273,7 @@ class RunDirectory:
                     self.moved_to.rename(self.path)
 
     def __enter__(self) -> Self:
-        return self
+        return self  # it was taken when it was opened
 
     def __exit__(self, *exc_info: object) -> None:
         self.close()

@@ -20,10 +20,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rlzmq.core.checkpoint import read_manifest
-from rlzmq.core.checkpoint_series import checkpoints_at, driver_of
 from rlzmq.core.errors import CheckpointError, ConfigurationError
 from rlzmq.core.imports import import_optional
 from rlzmq.core.printable import printable
+from rlzmq.core.run_dir import RunDir, checkpoints_at
 from rlzmq.core.score_statistics import bootstrap_interval, interquartile_mean, svg_curve
 from rlzmq.core.synonyms import did_you_mean
 
@@ -195,7 +195,7 @@ class Run:
         host = self.facts.get("host")
         is_known = host == platform.node()
         try:
-            if driver_of(self.path) is not None:
+            if RunDir(self.path).driver is not None:
                 return "running"
         except OSError:  # the filesystem has no locks
             is_known = False

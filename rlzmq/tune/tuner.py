@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import math
@@ -22,9 +23,9 @@ from rlzmq.algorithms.stored_config import Given, revive_config
 from rlzmq.config.base_config import BaseConfig
 from rlzmq.config.plain import code_names, plain_dict, revive_setting
 from rlzmq.config.search_space import SearchObject, find_search_objects
-from rlzmq.core.checkpoint_series import lock_run
 from rlzmq.core.errors import CheckpointError, ConfigurationError
 from rlzmq.core.files import make_directories, write_text
+from rlzmq.core.run_dir import RunDir
 from rlzmq.core.signatures import check_takes
 from rlzmq.core.synonyms import did_you_mean
 from rlzmq.core.trust import NOBODY, Trust, is_signed, signature_of
@@ -277,17 +278,13 @@ class Tuner:
                 self._run_config.progress_reporter,
             )
         )
-        lock = None if is_shared else lock_run(self._path)
-        try:
+        with contextlib.nullcontext() if is_shared else RunDir(self._path):
             self._check_directory(is_shared)
             make_directories(self._path)
             write_text(self._path / _FILE, json.dumps(self._stored(), indent=1))
             self._is_restored = True
             self._running = experiment
             self._results = await experiment.run(self._runs_again)
-        finally:
-            if lock is not None:
-                lock.release(remove=True)
         self._runs_again = lambda trial: False
         return self._results
 

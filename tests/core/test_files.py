@@ -35,7 +35,7 @@ def test_no_file_or_directory_of_a_run_is_writable_by_others(tmp_path: Path, no_
     run = RunDirectory.create(root / "r", _Config())
     run.log({"a": 1})
     run.close()
-    run.checkpoints.write(1, {"learner/module": {"x": 1}}, {})
+    run.write(1, {"learner/module": {"x": 1}}, {})
     make_directories(root / "private" / "quarantine", mode=0o700)
     write_text(root / "notes", "x")
     places = [tmp_path / "deep", *(tmp_path / "deep").rglob("*")]

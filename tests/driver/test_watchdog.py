@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 from recovery_runs import small
 
-from rlzmq.core.checkpoint_series import find_checkpoint
 from rlzmq.core.errors import StandstillError
 from rlzmq.core.patience import Patience
+from rlzmq.core.run_dir import find_checkpoint
 
 
 def impatient(algo: Any, min_s: float) -> None:

@@ -17,7 +17,7 @@ import psutil
 import pytest
 
 from rlzmq.actors.process_state import FORK_SERVER_NAME
-from rlzmq.core.checkpoint_series import find_checkpoint
+from rlzmq.core.run_dir import find_checkpoint
 from tests.journeys.terminal import Command, Done, Terminal, until
 
 TINY = (

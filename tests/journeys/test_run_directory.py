@@ -179,7 +179,7 @@ def test_scripts_share_the_rule(terminal: Terminal) -> None:
         "with RunDirectory.create(Path('runs/a'), config, resumes=resumes) as run, config.build() as algo:\n"
         "    if resumes:\n"
         "        algo.restore_from_path('runs/a')\n"
-        "    algo.keep_checkpoints(run.checkpoints)\n"
+        "    algo.keep_checkpoints(run)\n"
         "    run.log(algo.train())\n"
     )
     assert terminal.type("python -m mine").code == 0

@@ -9,7 +9,7 @@ import re
 
 import pytest
 
-from rlzmq.core.checkpoint_series import find_checkpoint
+from rlzmq.core.run_dir import find_checkpoint
 from tests.journeys.terminal import Done, Terminal, until
 
 TINY = "--train-batch-size-per-learner 32 --minibatch-size 32 --num-epochs 1"

@@ -135,7 +135,7 @@ def test_the_directory_says_what_was_run(tmp_path: Path, monkeypatch: pytest.Mon
     monkeypatch.chdir(tmp_path)
     config = PPOConfig().environment("CartPole-v1").debugging(seed=5)
     assert RunDirectory.newest_path("ppo", config) is None
-    directory = RunDirectory.take_new("ppo", config)
+    directory = RunDirectory.open_new("ppo", config)
     directory.begin(config)
     directory.close()
     assert directory.path.name.startswith("ppo-CartPole-v1-")
@@ -143,7 +143,7 @@ def test_the_directory_says_what_was_run(tmp_path: Path, monkeypatch: pytest.Mon
     assert PPOConfig.from_toml(directory.path / "config.toml").diff() == config.diff()
     assert RunDirectory.newest_path("ppo", config) == directory.path
     assert RunDirectory.newest_path("ppo", PPOConfig().environment("CartPole-v0")) is None
-    with RunDirectory.take_new("ppo", config) as later:
+    with RunDirectory.open_new("ppo", config) as later:
         assert later.path != directory.path
         assert RunDirectory.newest_path("ppo", config) == directory.path, "nothing has begun in the later one"
         later.begin(config)

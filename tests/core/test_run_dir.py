@@ -14,76 +14,76 @@ import pytest
 
 from rlzmq.core import faults
 from rlzmq.core.checkpoint import read_checkpoint
-from rlzmq.core.checkpoint_series import CheckpointSeries, find_checkpoint, num_bytes_of
 from rlzmq.core.errors import CheckpointError
+from rlzmq.core.run_dir import RunDir, find_checkpoint, num_bytes_of
 
 
 def state(number: int) -> dict[str, object]:
     return {"learner": {"w": np.full(1000, number, np.float32)}, "algorithm": {"iteration": number}}
 
 
-def series_of(path: Path, *scores: float | None, keep: int = 3) -> CheckpointSeries:
-    series = CheckpointSeries(path / "checkpoints", keep=keep)
+def run_of(path: Path, *scores: float | None, keep: int = 3) -> RunDir:
+    run = RunDir(path, keep=keep)
     for number, score in enumerate(scores, start=1):
-        series.write(number, state(number), {"score": score})
-    return series
+        run.write(number, state(number), {"score": score})
+    return run
 
 
-def names(series: CheckpointSeries) -> list[str]:
-    return sorted(path.name for path in series.path.iterdir())
+def names(run: RunDir) -> list[str]:
+    return sorted(path.name for path in run.checkpoints.iterdir())
 
 
 def test_the_newest_few_and_the_best_are_kept(tmp_path: Path) -> None:
-    series = series_of(tmp_path, 1.0, 9.0, 9.0, None, 2.0, 3.0, keep=2)
-    assert names(series) == ["000003", "000005", "000006"]
-    assert find_checkpoint(tmp_path).path == series.path / "000006"
+    run = run_of(tmp_path, 1.0, 9.0, 9.0, None, 2.0, 3.0, keep=2)
+    assert names(run) == ["000003", "000005", "000006"]
+    assert find_checkpoint(tmp_path).path == run.checkpoints / "000006"
 
 
 def test_a_run_directory_a_series_and_a_checkpoint_are_all_found(tmp_path: Path) -> None:
-    series = series_of(tmp_path, None)
-    for place in (tmp_path, series.path, series.path / "000001", str(tmp_path)):
-        assert find_checkpoint(place).path == series.path / "000001"
+    run = run_of(tmp_path, None)
+    for place in (tmp_path, run.checkpoints, run.checkpoints / "000001", str(tmp_path)):
+        assert find_checkpoint(place).path == run.checkpoints / "000001"
     assert find_checkpoint(tmp_path / "nowhere").path is None
 
 
 def test_torn_and_altered_ones_are_skipped_and_said_so(tmp_path: Path) -> None:
-    series = series_of(tmp_path, None, None, None)
-    (series.path / "000003" / "manifest.json").write_text("{")
-    weights = series.path / "000002" / "learner" / "state.safetensors"
+    run = run_of(tmp_path, None, None, None)
+    (run.checkpoints / "000003" / "manifest.json").write_text("{")
+    weights = run.checkpoints / "000002" / "learner" / "state.safetensors"
     content = bytearray(weights.read_bytes())
     content[-1] ^= 1
     weights.write_bytes(content)
     found = find_checkpoint(tmp_path)
-    assert found.path == series.path / "000001"
+    assert found.path == run.checkpoints / "000001"
     assert [path.name for path, _ in found.skipped] == ["000003", "000002"]
     assert "torn" in found.skipped[0][1]
     assert "altered" in found.skipped[1][1]
 
 
 def test_what_another_lineage_left_is_set_aside(tmp_path: Path) -> None:
-    series = series_of(tmp_path, None, None, None)
-    again = CheckpointSeries(series.path)
+    run = run_of(tmp_path, None, None, None)
+    again = RunDir(tmp_path)
     again.write(2, state(20), {})
     assert names(again) == ["000001", "000002", "000003.abandoned"]
-    assert find_checkpoint(tmp_path).path == series.path / "000002"
+    assert find_checkpoint(tmp_path).path == run.checkpoints / "000002"
     again.write(3, state(21), {})
-    assert find_checkpoint(tmp_path).path == series.path / "000003"
+    assert find_checkpoint(tmp_path).path == run.checkpoints / "000003"
 
 
 def test_a_disk_that_is_too_small_is_noticed_before_anything_is_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    series = series_of(tmp_path, None)
+    run = run_of(tmp_path, None)
     usage = namedtuple("usage", "total used free")
     monkeypatch.setattr(shutil, "disk_usage", lambda path: usage(10**6, 10**6, 100))
     with pytest.raises(CheckpointError, match=r"needs about \d+ bytes, 100 are free"):
-        series.write(2, state(2), {})
-    assert names(series) == ["000001"]
+        run.write(2, state(2), {})
+    assert names(run) == ["000001"]
 
 
 def test_the_size_of_a_state_is_not_underestimated(tmp_path: Path) -> None:
-    series = series_of(tmp_path, None)
-    on_disk = sum(file.stat().st_size for file in series.path.rglob("*") if file.is_file())
+    run = run_of(tmp_path, None)
+    on_disk = sum(file.stat().st_size for file in run.checkpoints.rglob("*") if file.is_file())
     assert on_disk < num_bytes_of(state(1)) + (1 << 20)
 
 
@@ -95,7 +95,7 @@ def test_a_fault_at_any_place_of_a_write_leaves_something_to_load(
     num_faults = 0
     while True:
         place = tmp_path / f"{num_faults}"
-        series_of(place, None, keep=1)
+        run_of(place, None, keep=1)
         log = tmp_path / f"{num_faults}.log"
         monkeypatch.setenv("RLZMQ_FAULT", f"checkpoint.boundary:{action}:{num_faults + 1}")
         monkeypatch.setenv("RLZMQ_FAULT_LOG", str(log))
@@ -103,7 +103,7 @@ def test_a_fault_at_any_place_of_a_write_leaves_something_to_load(
         if pid == 0:
             try:
                 faults.arm("writer")
-                CheckpointSeries(place / "checkpoints", keep=1).write(2, state(2), {})
+                RunDir(place, keep=1).write(2, state(2), {})
                 os._exit(0)
             except BaseException:
                 os._exit(1)
@@ -116,7 +116,7 @@ def test_a_fault_at_any_place_of_a_write_leaves_something_to_load(
         number = int(path.name)
         assert read_checkpoint(path)["algorithm"] == {"iteration": number}
         # And the next process can write there, whatever is lying about.
-        after = CheckpointSeries(place / "checkpoints", keep=1)
+        after = RunDir(place, keep=1)
         after.write(3, state(3), {})
         assert names(after) == ["000003"]
     assert num_faults > 20
@@ -161,15 +161,15 @@ _ENTRY = {"bytes": 2, "sha256": hashlib.sha256(b"{}").hexdigest()}
 )
 def test_a_crafted_manifest_is_skipped_with_a_reason(tmp_path: Path, manifest: bytes) -> None:
     """Deep, huge, of odd types, or naming what never ends: the older checkpoint is taken."""
-    series = series_of(tmp_path, 5.0)
-    crafted = series.path / "000002"
+    run = run_of(tmp_path, 5.0)
+    crafted = run.checkpoints / "000002"
     _crafted(crafted, manifest)
     os.mkfifo(crafted / "pipe")
     os.symlink("/dev/zero", crafted / "zero")
     found = find_checkpoint(tmp_path)
-    assert found.path == series.path / "000001"
+    assert found.path == run.checkpoints / "000001"
     assert [path for path, why in found.skipped if why] == [crafted]
-    CheckpointSeries(series.path).write(1, state(1), {})  # tidying up reads none of it
+    RunDir(tmp_path).write(1, state(1), {})  # tidying up reads none of it
 
 
 @pytest.mark.parametrize(
@@ -185,11 +185,11 @@ def test_a_crafted_manifest_is_skipped_with_a_reason(tmp_path: Path, manifest: b
     ],
 )
 def test_a_crafted_state_is_skipped_with_a_reason(tmp_path: Path, text: bytes) -> None:
-    series = series_of(tmp_path, 5.0)
+    run = run_of(tmp_path, 5.0)
     entry = {"bytes": len(text), "sha256": hashlib.sha256(text).hexdigest()}
-    _crafted(series.path / "000002", _signed(files={"a/state.json": entry}))
-    (series.path / "000002" / "a").mkdir()
-    (series.path / "000002" / "a" / "state.json").write_bytes(text)
+    _crafted(run.checkpoints / "000002", _signed(files={"a/state.json": entry}))
+    (run.checkpoints / "000002" / "a").mkdir()
+    (run.checkpoints / "000002" / "a" / "state.json").write_bytes(text)
     found = find_checkpoint(tmp_path)
-    assert found.path == series.path / "000001"
+    assert found.path == run.checkpoints / "000001"
     assert len(found.skipped) == 1
