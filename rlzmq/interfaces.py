@@ -140,6 +140,9 @@ class UpdatePipeline(Protocol):
     accounting: Accounting
     """Each env step is trained, dropped for a counted reason, or pending."""
 
+    bottleneck: str
+    """What limits the run's speed, for observers."""
+
     async def start(self) -> None:
         """Give the runners their first weights."""
 
@@ -163,9 +166,6 @@ class UpdatePipeline(Protocol):
 
     def fault_tolerance(self) -> dict[str, int]:
         """Return how many processes were lost and replaced, by kind."""
-
-    def tell_bottleneck(self, text: str) -> None:
-        """Show observers what limits the run's speed."""
 
     async def stop(self) -> None:
         """End, and account for what was sampled and never trained."""

@@ -181,9 +181,9 @@ class AsyncAlgorithm:
         config, iterations, evaluation = self.session.config, self._iterations, self._evaluation
         with ShortTraceback():
             iterations.begin()
-            in_parallel = (
-                _is_due(config.evaluation_interval, iterations.num_done + 1) and evaluation.is_parallel
-            )
+            number = iterations.num_done + 1
+            is_due = _is_due(config.evaluation_interval, number)
+            in_parallel = is_due and evaluation.is_parallel
             try:
                 if in_parallel:
                     await self._begin_parallel_round()
@@ -200,21 +200,14 @@ class AsyncAlgorithm:
                 if in_parallel:
                     evaluation.end()
                 iterations.end()
-                is_whole = not iterations.take_cut()
-                if recreated := self.session.take_recreated_runners():
-                    await self._dispatch.call(
-                        "on_env_runners_recreated",
-                        metrics_logger=self.metrics,
-                        env_runner_group=self.session.env_runner_group,
-                        env_runner_indices=recreated,
-                        is_evaluation=False,
-                    )
+                if self.session.env_runner_group.recreated:
+                    await self._tell_recreated()
                 metrics: dict[str, Any] = {}
-                if is_whole and _is_due(config.evaluation_interval, iterations.num_done):
+                if is_due:
                     metrics |= await self._evaluated(evaluation.finish() if in_parallel else self.evaluate())
-                    is_whole = not iterations.take_cut()
-                if is_whole and _is_due(config.offline_evaluation_interval, iterations.num_done):
+                if _is_due(config.offline_evaluation_interval, number) and not iterations.is_cut_short:
                     metrics |= await evaluation.run_offline()
+                iterations.is_cut_short = False
             except StandstillError:
                 await self._keeper.write_if_possible(_LAST_CHECKPOINT_S)
                 raise
@@ -231,6 +224,17 @@ class AsyncAlgorithm:
         and ``await self.sync_weights()``. It returns None and reports through `self.metrics`.
         """
         self._iterations.add_update(await self.session.run_update())
+
+    async def _tell_recreated(self) -> None:
+        group = self.session.env_runner_group
+        recreated, group.recreated[:] = [*group.recreated], []
+        await self._dispatch.call(
+            "on_env_runners_recreated",
+            metrics_logger=self.metrics,
+            env_runner_group=group,
+            env_runner_indices=recreated,
+            is_evaluation=False,
+        )
 
     async def _evaluated(self, work: Coroutine[Any, Any, dict[str, Any]]) -> dict[str, Any]:
         """Return the result of an evaluation round; {} if the iteration is cut short in the meantime."""
@@ -270,7 +274,7 @@ class AsyncAlgorithm:
             fault_tolerance |= self._keeper.counters()
         result = self._iterations.build_result(fault_tolerance)
         result["config_seed"] = session.config.seed
-        session.pipeline.tell_bottleneck("{stage}: {advice}".format_map(result["bottleneck"]))
+        session.pipeline.bottleneck = "{stage}: {advice}".format_map(result["bottleneck"])
         if evaluation:
             merge_into(evaluation, result.get("evaluation", {}))  # values logged by callbacks
             result["evaluation"] = self._last_evaluation = evaluation
@@ -538,8 +542,9 @@ class AsyncAlgorithm:
             ValueError: The observation does not fit the observation space.
         """
         self._check_running()
-        if self._policies[0] != self.session.num_weight_changes:
-            self._policies = self.session.num_weight_changes, {}
+        num_changes = self.session.learner_group.num_changes
+        if self._policies[0] != num_changes:
+            self._policies = num_changes, {}
         kept = self._policies[1]
         key = module_id, agent_id
         if key not in kept:

@@ -12,7 +12,6 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
 from rlzmq.config.base_config import BaseConfig
@@ -33,7 +32,7 @@ from rlzmq.core.names import NUM_ENV_STEPS_SAMPLED_LIFETIME
 from rlzmq.core.update_plan import Schedule
 from rlzmq.runners.episode_metrics import HOW_TO_LIMIT
 
-__all__ = ["Bottleneck", "HealthWatch", "Verdict", "judge"]
+__all__ = ["Bottleneck", "HealthWatch", "judge"]
 
 
 class _Check(NamedTuple):
@@ -245,7 +244,8 @@ def _run_numbers(result: Mapping[str, Any], config: BaseConfig) -> dict[str, flo
     runners = result["env_runners"]
     num_steps, num_episodes = result[NUM_ENV_STEPS_SAMPLED_LIFETIME], runners.get("num_episodes_lifetime", 0)
     num_envs = max(config.num_env_runners, 1) * config.num_envs_per_env_runner
-    low, mean, high = (_get(runners, f"episode_return_{kind}", math.nan) for kind in ("min", "mean", "max"))
+    mean = _get(runners, "episode_return_mean", math.nan)
+    low, high = _get(runners, "episode_return_min", math.nan), _get(runners, "episode_return_max", math.nan)
     has_rewards = (low, high) != (0.0, 0.0) or any(runners.get("agent_episode_return_mean", {}).values())
     dropped = result["accounting"]["dropped"]
     num_dropped = sum(dropped.values()) - dropped.get("stopped", 0)
@@ -359,7 +359,7 @@ _SLOW = 0.5
 # Runners slower than the median must lose at least this fraction of what all could sample to be the bottleneck.
 _LOST = 0.25
 
-# Format strings for the shares of a `Verdict`, and for ``env_runners/runner_speed``.
+# Format strings for the shares of `judge`, and for ``env_runners/runner_speed``.
 _ADVICE: dict[str, str] = {
     "env": "Env steps take {env_runners[env]:.0%} of the env runners' time: raise num_env_runners up to the number of "
     'cores, set gym_env_vectorize_mode="async" (or "vector_entry_point", if the env has one), or make env.step() '
@@ -390,49 +390,37 @@ _ADVICE: dict[str, str] = {
 }
 
 
-@dataclass(frozen=True)
-class Verdict:
-    """What limits a run.
-
-    Attributes:
-        bottleneck: The stage that takes the largest part of the time.
-        advice: One sentence on what to change.
-        shares: Fractions of time. ``"update"``: fractions of the time per update, by part of the run: ``env_runners``
-            (mean busy time of the runners), ``slow_runners`` (waiting for the slowest), ``transport``, ``learners``,
-            ``driver``. ``"env_runners"``: fractions of a runner's time, by stage: env, inference, connectors, other,
-            encode, deliver, wait. ``"learners"``: fractions of a learner's time: connector, forward, backward,
-            reduce, other, wait. Each role's stages add up to 1. Empty if nothing was measured.
-    """
-
-    bottleneck: Bottleneck
-    advice: str
-    shares: dict[str, dict[str, float]]
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return the verdict as in results: ``{"stage", "advice", "shares"}``."""
-        return {"stage": self.bottleneck, "advice": self.advice, "shares": self.shares}
-
-
-def judge(result: Mapping[str, Any]) -> Verdict:
+def judge(result: Mapping[str, Any]) -> dict[str, Any]:
     """Return what limited the iteration with this result.
 
     Args:
         result: A result of `train()`, or one read from a run directory's ``metrics.jsonl``.
+
+    Returns:
+        ``"stage"``: the one that takes the largest part of the time. ``"advice"``: one sentence on what to change.
+        ``"shares"``: fractions of time, {} if nothing was measured. Of the time per update (``"update"``):
+        ``env_runners`` (mean busy time of the runners), ``slow_runners`` (waiting for the slowest), ``transport``,
+        ``learners``, ``driver``. Of a runner's time (``"env_runners"``): env, inference, connectors, other, encode,
+        deliver, wait. Of a learner's (``"learners"``): connector, forward, backward, reduce, other, wait. Each role's
+        stages add up to 1.
     """
     if "bottleneck" in result:
         known = result["bottleneck"]
-        return Verdict(known["stage"], known["advice"], known["shares"])
+        return {name: known[name] for name in ("stage", "advice", "shares")}
     runners, timers = result.get("env_runners", {}), result.get("timers", {})
-    of_role = {"env_runners": _runner_shares(runners), "learners": _learner_shares(timers)}
-    shares = {role: stages for role, stages in of_role.items() if stages}
-    if not shares:
-        return Verdict("unknown", "Nothing was timed in this iteration.", {})
+    of_runners, of_learners = _runner_shares(runners), _learner_shares(timers)
+    if not of_runners and not of_learners:
+        return {"stage": "unknown", "advice": "Nothing was timed in this iteration.", "shares": {}}
+    shares = {"update": _update_shares(runners, timers, of_runners, of_learners)}
+    if of_runners:
+        shares["env_runners"] = of_runners
+    if of_learners:
+        shares["learners"] = of_learners
     speed = runners.get("runner_speed", {})
-    shares = {"update": _update_shares(runners, timers, **of_role), **shares}
     stage = _stage(shares, speed)
-    is_connector = stage == "learner" and shares["learners"]["connector"] > 0.5 * shares["update"]["learners"]
+    is_connector = stage == "learner" and of_learners["connector"] > 0.5 * shares["update"]["learners"]
     advice = _ADVICE["learner connector" if is_connector else stage]
-    return Verdict(stage, advice.format(speed=speed, **shares), shares)
+    return {"stage": stage, "advice": advice.format(speed=speed, **shares), "shares": shares}
 
 
 def _runner_shares(runners: Mapping[str, Any]) -> dict[str, float]:
@@ -460,7 +448,9 @@ def _runner_shares(runners: Mapping[str, Any]) -> dict[str, float]:
         "deliver": deliver_s,
         "wait": between_s - encode_s - deliver_s,
     }
-    return {name: max(seconds, 0.0) / (sample_s + between_s) for name, seconds in stages.items()}
+    for name, seconds in stages.items():
+        stages[name] = max(seconds, 0.0) / (sample_s + between_s)
+    return stages
 
 
 def _learner_shares(timers: Mapping[str, Any]) -> dict[str, float]:
@@ -473,7 +463,9 @@ def _learner_shares(timers: Mapping[str, Any]) -> dict[str, float]:
     stages["other"] = max(busy_s - sum(stages.values()), 0.0)
     stages["wait"] = _get(timers, "learner_thread_in_queue_wait_timer")
     whole_s = sum(stages.values())
-    return {name: seconds / whole_s for name, seconds in stages.items()}
+    for name, seconds in stages.items():
+        stages[name] = seconds / whole_s
+    return stages
 
 
 def _update_shares(

@@ -176,11 +176,6 @@ class Iterations:
         self.num_done += 1
         self.last_training_s = time.perf_counter() - self._start
 
-    def take_cut(self) -> bool:
-        """Return whether `cut_short` was called since the last call of this method."""
-        was_cut, self.is_cut_short = self.is_cut_short, False
-        return was_cut
-
     def add_update(self, update: UpdateResult) -> None:
         """Add the result of one update."""
         self.add_fragments(update.fragments)
@@ -262,7 +257,7 @@ class Iterations:
                 env_runners[name] = value
         result[NUM_ENV_STEPS_SAMPLED_LIFETIME] = env_runners[NUM_ENV_STEPS_SAMPLED_LIFETIME]
         merge_into(result, logged)
-        result["bottleneck"] = judge(result).to_dict()
+        result["bottleneck"] = judge(result)
         result["health"] = findings = self._health.examine(result)
         for name in findings.keys() - self._told:  # each kind once
             _log.warning("{cause}. {remedy}.".format_map(findings[name]))

@@ -51,6 +51,7 @@ class AsyncEnvRunnerGroup(RunnerCalls):
         synced_module_ids: The modules whose weights come from the learners; None: all.
         reports_samples: Whether `sampled` is read for the metrics of `sample` calls. If not, metrics logged by
             callbacks remain for `get_metrics`.
+        recreated: 1-based indices of the runners that were replaced; whoever reads them empties the list.
         sampled: Metadata of the batches of each `sample` call; whoever counts them empties the list.
     """
 
@@ -72,6 +73,7 @@ class AsyncEnvRunnerGroup(RunnerCalls):
         self._samples = samples
         self._watch = watch or CallWatch()
         self.handles: list[Any] = []
+        self.recreated: list[int] = []
         self.local_env_runner: Any = None
         self.supervisor: RunnerSupervisor | None = None
         self._weights: tuple[Any, int, int, int | None] | None = None
@@ -103,7 +105,9 @@ class AsyncEnvRunnerGroup(RunnerCalls):
         is_open = self.config.listen
         least = 0 if (is_open and not self._is_evaluation) or not self._samples else 1
         what = "evaluation env runner" if self._is_evaluation else "env runner"
-        self.supervisor = RunnerSupervisor(self.config, self.spawn_runner, self.handles, what=what)
+        self.supervisor = RunnerSupervisor(
+            self.config, self.spawn_runner, self.handles, self.recreated, what=what
+        )
         await self.supervisor.start(max(num, least))
         self.supervisor.prepare.append(self._bring_up_to_date)
 

@@ -124,7 +124,7 @@ class AsyncLearnerGroup:
         local_learner: The Learner in this process, or None.
         generation: Number of the process group; increases by 1 whenever the group is re-formed.
         supervisor: Keeps the ranks training; None for a local learner.
-        num_changes: Number of calls that may have changed the weights.
+        num_changes: Number of times that weights or, in a run, connector states may have changed.
         synced_module_ids: The modules whose weights runners need; None: all.
         algorithm: The AsyncAlgorithm that owns the learners; None for a standalone group.
         trained: Results of the ranks and env steps of each `update` call; whoever counts them empties the list.

@@ -185,6 +185,7 @@ class BrokerPipeline(Supervisor):
         )
         self._learner_results: list[list[dict[str, Any]]] = []
         self.accounting: Accounting = Accounting()
+        self.bottleneck: str = ""
 
     async def start_broker(self) -> None:
         """Start the broker's process."""
@@ -385,6 +386,7 @@ class BrokerPipeline(Supervisor):
         assert self._driver is not None
         await self._unless_broken(self._learners.supervisor.admit())
         plan, driver = self._config.update_plan(), self._driver
+        driver.core.bottleneck = self.bottleneck  # which its heartbeats carry
         while len(driver.open_reports) < plan.open_updates:
             driver.open_update(
                 OpenUpdate(
@@ -470,11 +472,6 @@ class BrokerPipeline(Supervisor):
             "num_broker_restarts": self._broker.num_restarts if self._broker is not None else 0,
             "num_env_steps_without_report": self._reader.num_env_steps_without_report,
         }
-
-    def tell_bottleneck(self, text: str) -> None:
-        """Send the text on what limits the run to the broker, for observers."""
-        if self._driver is not None:
-            self._driver.core.bottleneck = text
 
     async def pause(self) -> None:
         """Stop issuing leases, since the learners' state is about to be replaced."""

@@ -51,7 +51,7 @@ class Session:
         self.learner_group: Any = None
         self.accounting: Accounting = Accounting()
         self.spaces: tuple[Any, Any] = (None, None)
-        self._num_changes = self._num_changes_told = 0
+        self._num_changes_told = 0
         self._has_pipeline = False
         self._connectors: Any = None
         self._learner_door: Any = None
@@ -123,34 +123,29 @@ class Session:
 
     async def run_update(self) -> UpdateResult:
         """Run one update through the pipeline."""
-        if self._num_changes_told != self.num_weight_changes:
+        if self._num_changes_told != self.learner_group.num_changes:
             await self.pipeline.pause()
             await self._restart()
         report = await self.pipeline.run_update()
-        self._num_changes += 1
-        self._num_changes_told = self.num_weight_changes
+        self.learner_group.num_changes += 1
+        self._num_changes_told = self.learner_group.num_changes
         return report
 
     async def settle(self) -> list[UpdateResult]:
         """Wait until no update is open; return the reports of those that ran ahead of `run_update`."""
         reports = await self.pipeline.settle()
-        self._num_changes += len(reports)
-        self._num_changes_told = self.num_weight_changes
+        self.learner_group.num_changes += len(reports)
+        self._num_changes_told = self.learner_group.num_changes
         return reports
 
     async def _restart(self) -> None:
         """Restart the pipeline from the learners' state, which was changed from outside."""
         await self.pipeline.restart()
-        self._num_changes_told = self.num_weight_changes
-
-    @property
-    def num_weight_changes(self) -> int:
-        """Number of times that weights or connector states may have changed."""
-        return self._num_changes + int(self.learner_group.num_changes)
+        self._num_changes_told = self.learner_group.num_changes
 
     async def sync_weights(self) -> None:
         """Send the learners' weights and the merged connector state to all runners."""
-        self._num_changes += 1
+        self.learner_group.num_changes += 1
         snapshot, version = await self.get_inference_weights()
         if self.learner_group.handles:  # the data in transit at the broker is older
             self.learner_group.generation += 1
@@ -224,11 +219,6 @@ class Session:
             **self.pipeline.fault_tolerance(),
         }
 
-    def take_recreated_runners(self) -> list[int]:
-        """Return the 1-based indices of the runners replaced since the last call."""
-        supervisor = self.env_runner_group.supervisor
-        return [index + 1 for index in supervisor.take_recreated()] if supervisor is not None else []
-
     # -- checkpoints ----------------------------------------------------------------------------
 
     async def get_state(self, *, with_replay: bool = True) -> dict[str, Any]:
@@ -251,7 +241,7 @@ class Session:
         Missing components keep their state.
         """
         learner = state.get(_LEARNER)
-        self._num_changes += 1
+        self.learner_group.num_changes += 1
         await self.pipeline.pause()
         if learner is not None:
             await self.learner_group.set_state(learner)

@@ -397,11 +397,11 @@ class RunnerSupervisor(Supervisor):
         config: Source of the fault-tolerance settings.
         spawn: ``await spawn(index, supervision)`` starts a runner and returns its handle.
         handles: An empty list, filled with the current runners by place.
+        recreated: A list, extended by the 1-based index of each runner that was replaced.
 
     Attributes:
         prepare: ``await prepare(index, handle, incarnation)`` functions, awaited in order before a new runner is
             used, e.g. to load weights.
-        recreated: Indices of the places replaced since the last `take_recreated`.
     """
 
     def __init__(
@@ -409,6 +409,7 @@ class RunnerSupervisor(Supervisor):
         config: BaseConfig,
         spawn: Callable[[int, Supervision], Awaitable[Any]],
         handles: list[Any],
+        recreated: list[int] | None = None,
         *,
         what: str = "",
     ) -> None:
@@ -416,6 +417,7 @@ class RunnerSupervisor(Supervisor):
         self._config = config
         self._spawn = spawn
         self._handles = handles
+        self._recreated = [] if recreated is None else recreated
         self._what = what or "env runner"
         self._policy = RestartPolicy(
             max_restarts=config.num_consecutive_env_runner_failures_tolerance,
@@ -424,7 +426,6 @@ class RunnerSupervisor(Supervisor):
         )
         self._places: list[_Place] = []
         self.prepare: list[Callable[[int, Any, int], Awaitable[None]]] = []
-        self.recreated: list[int] = []
 
     async def start(self, num_runners: int) -> None:
         """Start all runners concurrently, and supervise them from then on.
@@ -485,11 +486,6 @@ class RunnerSupervisor(Supervisor):
     def incarnation(self, index: int) -> int:
         """Return the number of restarts of this place."""
         return self._places[index].machine.incarnation
-
-    def take_recreated(self) -> list[int]:
-        """Return the places replaced since the last call."""
-        taken, self.recreated = self.recreated, []
-        return taken
 
     # -- use ------------------------------------------------------------------------------------
 
@@ -599,6 +595,6 @@ class RunnerSupervisor(Supervisor):
             ) from error
         place.handle = self._handles[place.index] = handle
         place.machine.started(time.monotonic())
-        self.recreated.append(place.index)
+        self._recreated.append(place.index + 1)
         place.up.set()
         return True

@@ -61,6 +61,7 @@ class SerialPipeline:
 
     Attributes:
         accounting: Account of all env steps so far.
+        bottleneck: See `UpdatePipeline`; a serial run has no observers.
     """
 
     def __init__(
@@ -73,6 +74,7 @@ class SerialPipeline:
         self._watch = watch
         self._has_results = False  # of updates since `take_learner_results`
         self.accounting: Accounting = Accounting()
+        self.bottleneck: str = ""
 
     async def start(self) -> None:
         """Send the learner's weights to the runner."""
@@ -156,9 +158,6 @@ class SerialPipeline:
 
     def give_up_updates(self) -> None:
         """Do nothing, since an update that was interrupted has been undone."""
-
-    def tell_bottleneck(self, text: str) -> None:
-        """Do nothing, since a serial run has no observers."""
 
     def fault_tolerance(self) -> dict[str, int]:
         """Return {}, since no process can die alone."""
@@ -268,7 +267,7 @@ class Accounting:
         return {
             "sampled": self.sampled,
             "trained": self.trained,
-            "dropped": {reason: steps for reason, steps in self.dropped.items() if steps},
+            "dropped": dict(+self.dropped),  # without zeros
             "pending": self.pending,
         }
 

@@ -45,7 +45,7 @@ def _stages(result: Mapping[str, Any]) -> dict[str, Any]:
         else []
     )
     try:
-        return {**judge(result).to_dict(), "health": found}
+        return {**judge(result), "health": found}
     except (KeyError, TypeError, AttributeError):  # a function's trial may report anything
         return {"stage": "unknown", "advice": "", "shares": {}, "health": found}
 
