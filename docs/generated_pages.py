@@ -181,7 +181,7 @@ def _settings_page(algorithm: str) -> str:
         parts.append(f"## {group}\n\n{_first_line(config_class, group)}\n")
         parts += ["| setting | type | default | meaning |", "|---|---|---|---|"]
         parts += [
-            f"| `{field.name}` | {_cell(field.expected)} | {_code(config._values[field.name])} | {_cell(field.doc)} |"
+            f"| `{field.name}` | {_cell(field.expected)} | {_code(vars(config)[field.name])} | {_cell(field.doc)} |"
             for field in groups[group]
         ]
         parts.append("")

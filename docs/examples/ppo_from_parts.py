@@ -43,7 +43,7 @@ class ClippedSurrogateLearner(TorchLearner):
 
     def compute_loss_for_module(self, *, module_id, config, batch, fwd_out):
         """Return policy loss + value loss − entropy bonus of a minibatch, a 0-d tensor."""
-        module = self.module[module_id].unwrapped()
+        module = self.module[module_id]
         dist = module.get_train_action_dist_cls().from_logits(
             fwd_out[Columns.ACTION_DIST_INPUTS]
         )

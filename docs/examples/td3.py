@@ -88,7 +88,7 @@ class MyTD3Module(TorchRLModule, TargetNetworkAPI, InferenceOnlyAPI):
 
 class MyTD3Learner(ReplayLearner):
     def configure_optimizers_for_module(self, module_id, config):
-        module = self.module[module_id].unwrapped()
+        module = self.module[module_id]
         parts = {
             "qf": (list(module.qfs.parameters()), 1e-3),
             "policy": (list(module.pi.parameters()), 1e-3),
@@ -98,7 +98,7 @@ class MyTD3Learner(ReplayLearner):
         )
 
     def compute_loss_for_module(self, *, module_id, config, batch, fwd_out):
-        module = self.module[module_id].unwrapped()
+        module = self.module[module_id]
         q_next = target_outputs(module, {Columns.OBS: batch[Columns.NEXT_OBS]})
         targets = (
             batch[Columns.REWARDS] + discounts(batch, config.gamma) * q_next

@@ -36,7 +36,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from rlzmq.actors.process_state import FORK_SERVER_NAME, end_family, exit_report
-from rlzmq.core.printable import printable
+from rlzmq.core.errors import printable
 from rlzmq.core.process import (
     LastWords,
     ignore_ending_signals,

@@ -14,8 +14,7 @@ from dataclasses import dataclass
 from typing import Any, cast
 
 from rlzmq.core import errors
-from rlzmq.core.errors import ProtocolError, RemoteError
-from rlzmq.core.printable import cut, printable
+from rlzmq.core.errors import ProtocolError, RemoteError, cut, printable
 from rlzmq.core.tracebacks import origin_parts
 from rlzmq.wire.codec import decode, encode, from_header, to_header
 from rlzmq.wire.values import pack_value, unpack_value

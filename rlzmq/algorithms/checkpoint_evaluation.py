@@ -18,11 +18,10 @@ from numpy.typing import NDArray
 from rlzmq.algorithms.checkpoints import load_policy, read_algorithm
 from rlzmq.algorithms.stored_config import Given
 from rlzmq.config.base_config import BaseConfig
-from rlzmq.core.errors import ConfigurationError
+from rlzmq.core.errors import ConfigurationError, Progress
 from rlzmq.core.files import opener
 from rlzmq.core.imports import import_optional
 from rlzmq.core.metrics import MetricsLogger
-from rlzmq.core.printable import Progress
 from rlzmq.core.score_statistics import Statistic, bootstrap_interval, interquartile_mean, mean
 from rlzmq.core.version import __version__
 from rlzmq.driver.sync_groups import EnvRunnerGroup

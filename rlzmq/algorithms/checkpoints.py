@@ -51,8 +51,7 @@ from rlzmq.core.checkpoint import (
     read_manifest,
     write_checkpoint,
 )
-from rlzmq.core.errors import CheckpointError, ConfigurationError, RlzmqError
-from rlzmq.core.printable import printable
+from rlzmq.core.errors import CheckpointError, ConfigurationError, RlzmqError, printable
 from rlzmq.core.run_dir import RunDir, checkpoints_at, find_checkpoint
 from rlzmq.core.synonyms import did_you_mean
 from rlzmq.driver.synchronous import needs_processes
@@ -458,7 +457,7 @@ def online_state(
                 "module so, or load the weights into one of its modules: learner_group.load_module_state("
                 f"rl_module_ckpt_dirs={{{min(modules.keys())!r}: '{where}/{_LEARNER}/rl_module/{module_id}'}})."
             )
-        own = modules[module_id].unwrapped()
+        own = modules[module_id]
         names = own.get_state()
         parts, saved_parts = _parts(names), _parts(weights)
         unable = sorted(_parts(own.get_state(inference_only=True)) - saved_parts)

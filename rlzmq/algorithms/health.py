@@ -191,7 +191,17 @@ _CHECKS = [  # the likeliest root first
 
 
 # Settings that the checks compare with, or name.
-_SETTINGS = ("clip_param", "gamma", "grad_clip", "kl_target", "v_max", "v_min", "vf_clip_param")
+_SETTINGS = (
+    "clip_param",
+    "epsilon",
+    "gamma",
+    "grad_clip",
+    "grad_clip_by",
+    "kl_target",
+    "v_max",
+    "v_min",
+    "vf_clip_param",
+)
 
 
 class HealthWatch:
@@ -203,7 +213,7 @@ class HealthWatch:
 
     def __init__(self, config: BaseConfig) -> None:
         self._config = config
-        self._config_of: dict[str, BaseConfig] = {}  # modules
+        self._settings_of: dict[str, dict[str, Any]] = {}  # modules
         self._first: dict[str, Mapping[str, Any]] = {}  # first values by module
         self._return_to_beat = math.nan
         self._num_in_a_row: Counter[str] = Counter()
@@ -220,9 +230,10 @@ class HealthWatch:
             if module_id.startswith("__") or not isinstance(values, Mapping):
                 continue
             first = self._first[module_id] = {**values, **self._first.get(module_id, {})}
-            if (config := self._config_of.get(module_id)) is None:
-                config = self._config_of[module_id] = self._config.get_config_for_module(module_id)
-            numbers = _module_numbers(config, values, first, of_run, has_improved)
+            if (settings := self._settings_of.get(module_id)) is None:
+                config = self._config.get_config_for_module(module_id)
+                settings = self._settings_of[module_id] = {name: config.get(name) for name in _SETTINGS}
+            numbers = _module_numbers(settings, values, first, of_run, has_improved)
             examined.append((f"module {module_id!r}: ", numbers))
         found: dict[str, dict[str, str]] = {}
         num_before, self._num_in_a_row = self._num_in_a_row, Counter()
@@ -264,7 +275,7 @@ def _run_numbers(result: Mapping[str, Any], config: BaseConfig) -> dict[str, flo
 
 
 def _module_numbers(
-    config: BaseConfig,
+    settings: Mapping[str, Any],
     values: Mapping[str, Any],
     first: Mapping[str, Any],
     of_run: Mapping[str, float],
@@ -273,7 +284,7 @@ def _module_numbers(
     """Return the numbers of the checks of one module: its results, its settings, and what follows from both.
 
     Args:
-        config: The module's config.
+        settings: The module's `_SETTINGS`.
         values, first: Its newest results, and the first one under each name.
         of_run: Numbers of the run.
         has_improved: Whether returns have risen since the run began.
@@ -281,8 +292,7 @@ def _module_numbers(
     nan = math.nan
     gradients, rates = [], []
     numbers: dict[str, float] = {}
-    for name in _SETTINGS:
-        setting = config.get(name)
+    for name, setting in settings.items():
         numbers[name] = setting if isinstance(setting, int | float) else nan
     for name, value in values.items():
         if not isinstance(value, int | float):
@@ -295,7 +305,7 @@ def _module_numbers(
     largest_return = of_run["largest_return"]
 
     largest_gradient = max(gradients, default=nan)
-    clips_norm = config.get("grad_clip_by") == "global_norm"
+    clips_norm = settings["grad_clip_by"] == "global_norm"
 
     entropy, before = numbers.get("entropy", nan), _get(first, "entropy", nan)
     is_density = entropy < 0.0
@@ -317,7 +327,7 @@ def _module_numbers(
     bonus = 0.0 if math.isnan(alpha * logps) else horizon * abs(alpha * logps)  # part of SAC's values
     largest_value = max(largest_return, horizon * reward) + bonus
 
-    epsilon = config.get("epsilon") if "td_error_mean" in numbers else None
+    epsilon = settings["epsilon"] if "td_error_mean" in numbers else None
     return numbers | {
         "largest_gradient": largest_gradient,
         "gradient_to_clip": largest_gradient / numbers["grad_clip"] if clips_norm else nan,

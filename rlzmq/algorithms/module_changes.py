@@ -189,7 +189,7 @@ def plan_addition(
     filled = run.get_multi_rl_module_spec(spaces={"__env_single__": spaces})[module_id]
     module = filled.build(seed=run.seed, module_id=module_id)  # raises here if it cannot be built
     if "learners" in places:
-        run.learner_class.check_module(module_id, module.unwrapped(), run)
+        run.learner_class.check_module(module_id, module, run)
     by_place = {}
     for place in PLACES:
         config = getattr(before, place)

@@ -80,7 +80,7 @@ class OffPolicyConfig(AlgorithmConfig, OffPolicySettings):
     @property
     def replay_buffer_config(self) -> dict[str, Any]:  # type: ignore[override]
         """The replay buffer's settings: the defaults, overridden by the user's."""
-        return {**self._defaults["replay_buffer_config"], **self._values["replay_buffer_config"]}
+        return {**self._defaults["replay_buffer_config"], **vars(self)["replay_buffer_config"]}
 
     @property
     def replay_buffer_class(self) -> type[ReplayBuffer]:

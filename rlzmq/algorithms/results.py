@@ -247,7 +247,7 @@ class Iterations:
         )
         if replay_buffer:
             result[REPLAY_BUFFER_RESULTS] = replay_buffer
-        logged = self._metrics.reduce()
+        logged = self._metrics.compile()
         # Values of users count, e.g. of an overridden `get_metrics`.
         own = logged.get(ENV_RUNNER_RESULTS, {})
         # A custom training step may have sampled, and logged the runners' metrics.
@@ -385,7 +385,7 @@ class LearnerResults:
         self._replay_buffer = overall.pop(REPLAY_BUFFER_RESULTS, {})
         overall.pop(METRICS_STATES, None)
         overall.update(counts)
-        for module_id, logged in self.metrics.reduce().items():
+        for module_id, logged in self.metrics.compile().items():
             merged.setdefault(module_id, {}).update(logged if isinstance(logged, dict) else {"value": logged})
         return self._merged, self._replay_buffer
 

@@ -19,8 +19,7 @@ from rlzmq.cli.main import EXIT_CONFIG
 from rlzmq.cli.options import table_from_texts
 from rlzmq.cli.parsing import command, import_first
 from rlzmq.cli.runs import show_checkpoints
-from rlzmq.core.errors import ConfigurationError, RlzmqError
-from rlzmq.core.printable import printable
+from rlzmq.core.errors import ConfigurationError, RlzmqError, printable
 from rlzmq.core.tracebacks import is_of_user, place_of
 from rlzmq.envs.multi_agent_env import MultiAgentEnv
 from rlzmq.envs.wrappers import split_wrappers

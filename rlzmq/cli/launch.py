@@ -12,7 +12,7 @@ import tyro
 
 from rlzmq.cli.main import EXIT_USAGE
 from rlzmq.cli.parsing import parse
-from rlzmq.core.printable import printable
+from rlzmq.core.errors import printable
 from rlzmq.core.synonyms import did_you_mean
 from rlzmq.launch.engine import Engine, Jobs, engine_of
 

@@ -17,8 +17,7 @@ import tyro
 
 from rlzmq.actors.process_state import descendants
 from rlzmq.cli.parsing import command
-from rlzmq.core.errors import ConfigurationError
-from rlzmq.core.printable import printable
+from rlzmq.core.errors import ConfigurationError, printable
 from rlzmq.core.process import find_stack_channel, read_stacks
 
 __all__ = ["format_status", "stacks", "top"]

@@ -18,9 +18,10 @@ from rlzmq.core.errors import (
     Interrupted,
     PeerLostError,
     RlzmqError,
+    cut,
+    printable,
 )
 from rlzmq.core.imports import hidden_modules
-from rlzmq.core.printable import cut, printable
 from rlzmq.core.synonyms import did_you_mean, instead_of_command
 from rlzmq.core.tracebacks import (
     FULL,

@@ -34,8 +34,7 @@ _TABLES = ("model_config", "evaluation_config")  # objects in Python, dicts on t
 _NAMES = ("policies", "policies_to_train")
 _NAMED_CODE = ("policy_mapping_fn",)
 _WRAPPERS = ("wrappers",)
-# No flags: what is so whatever is given, and, of other algorithms, what only offline ones read.
-_WITHOUT_EFFECT = {"framework"}
+# No flags of other algorithms: what only offline ones read.
 _OF_OFFLINE = ("input_", "dataset_", "offline_eval")
 _METAVARS = {
     bool: "true|false",
@@ -62,9 +61,9 @@ def options_type(config_class: type[BaseConfig], name: str, base: type) -> type:
         metavar = _metavar(setting, field.annotation)
         if metavar is None or not field.group or setting in taken or setting.startswith("_") or field.only:
             continue
-        if setting in _WITHOUT_EFFECT or (setting.startswith(_OF_OFFLINE) and defaults.is_online):
+        if setting.startswith(_OF_OFFLINE) and defaults.is_online:
             continue
-        text = f"{_help(field)} (default: {_shown(defaults._values.get(setting))})"
+        text = f"{_help(field)} (default: {_shown(vars(defaults).get(setting))})"
         aliases = [_ALIASES[setting]] if setting in _ALIASES else None
         flag = flag_of(setting)[2:]
         marks = tyro.conf.arg(name=flag, help=text, metavar=metavar, help_behavior_hint="", aliases=aliases)

@@ -14,8 +14,7 @@ import tyro
 
 from rlzmq.cli.main import EXIT_INTERRUPTED
 from rlzmq.cli.parsing import command, import_first
-from rlzmq.core.errors import ConfigurationError
-from rlzmq.core.printable import Progress
+from rlzmq.core.errors import ConfigurationError, Progress
 
 if TYPE_CHECKING:
     pass

@@ -15,8 +15,7 @@ import numpy as np
 import tyro
 
 from rlzmq.cli.parsing import command, import_first
-from rlzmq.core.errors import ConfigurationError, ProtocolError
-from rlzmq.core.printable import printable
+from rlzmq.core.errors import ConfigurationError, ProtocolError, printable
 from rlzmq.core.synonyms import did_you_mean
 from rlzmq.episodes.episode_batch import EpisodeBatch
 from rlzmq.wire.fragment_message import decode_fragment, fragment_from_bytes

@@ -18,8 +18,7 @@ import tyro
 from rlzmq.cli.main import EXIT_CONFIG
 from rlzmq.cli.parsing import command
 from rlzmq.core.checkpoint import read_checkpoint, read_manifest
-from rlzmq.core.errors import CheckpointError, ConfigurationError
-from rlzmq.core.printable import cut, printable
+from rlzmq.core.errors import CheckpointError, ConfigurationError, cut, printable
 from rlzmq.core.run_dir import RunDir, checkpoints_at, find_checkpoint
 from rlzmq.core.synonyms import did_you_mean
 from rlzmq.telemetry.runs import (

@@ -24,8 +24,7 @@ from rlzmq.cli.main import EXIT_INTERNAL, EXIT_INTERRUPTED, EXIT_USAGE
 from rlzmq.cli.parsing import command, flag_of, import_first, parse
 from rlzmq.cli.servers import check_installed, dashboard_of
 from rlzmq.core import faults
-from rlzmq.core.errors import CheckpointError, ConfigurationError, Interrupted
-from rlzmq.core.printable import printable, short_path
+from rlzmq.core.errors import CheckpointError, ConfigurationError, Interrupted, printable, short_path
 from rlzmq.core.process import open_stack_channel, outlive_readers
 from rlzmq.core.run_dir import find_checkpoint, run_of
 from rlzmq.core.synonyms import did_you_mean, instead_of_key, renamed

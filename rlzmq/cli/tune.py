@@ -21,8 +21,7 @@ from rlzmq.cli.servers import check_installed, dashboard_of
 from rlzmq.cli.train import StopCriteria, apply_preset, setting_of_others
 from rlzmq.config.search_space import GridSearch, find_search_objects, search_objects_in_tables
 from rlzmq.config.values import read_toml
-from rlzmq.core.errors import ConfigurationError, Interrupted
-from rlzmq.core.printable import short_path
+from rlzmq.core.errors import ConfigurationError, Interrupted, short_path
 from rlzmq.core.process import outlive_readers
 from rlzmq.core.synonyms import did_you_mean
 from rlzmq.core.trust import CALLER, find_code

@@ -37,7 +37,7 @@ class DerivedValues(ConfigValues):
     @property
     def train_batch_size_per_learner(self) -> int:  # type: ignore[override]
         """Number of env steps per update and learner."""
-        size = self._values["train_batch_size_per_learner"]
+        size = vars(self)["train_batch_size_per_learner"]
         return int(size) if size else int(self.train_batch_size) // max(self.num_learners, 1)
 
     @property
@@ -47,8 +47,8 @@ class DerivedValues(ConfigValues):
 
     @property
     def framework_str(self) -> str:
-        """ "torch", the value of `framework`, which is also the name of a setter."""
-        return str(self._values["framework"])
+        """ "torch", the only choice."""
+        return "torch"
 
     @property
     def is_online(self) -> bool:
@@ -131,7 +131,7 @@ class DerivedValues(ConfigValues):
     @property
     def rl_module_spec(self) -> Any:
         """The spec that was set, or else the algorithm's default."""
-        given = self._values["rl_module_spec"]
+        given = vars(self)["rl_module_spec"]
         return self.get_default_rl_module_spec() if given is None else given
 
     @rl_module_spec.setter
@@ -141,8 +141,8 @@ class DerivedValues(ConfigValues):
     @property
     def model_config(self) -> dict[str, Any]:
         """The model settings: the algorithm's defaults, overridden by the user's."""
-        of_settings = {name: self._values[name] for name in self._model_setting_names}
-        return {**self._model_defaults, **of_settings, **_as_dict(self._values["model_config"])}
+        of_settings = {name: vars(self)[name] for name in self._model_setting_names}
+        return {**self._model_defaults, **of_settings, **_as_dict(vars(self)["model_config"])}
 
     def get_default_learner_class(self) -> Any:
         """Return the algorithm's Learner class."""
@@ -151,7 +151,7 @@ class DerivedValues(ConfigValues):
     @property
     def learner_class(self) -> Any:
         """The Learner class that was set, or else the algorithm's default."""
-        return self._values["learner_class"] or self.get_default_learner_class()
+        return vars(self)["learner_class"] or self.get_default_learner_class()
 
     # -- configs made of this one ---------------------------------------------------------------
 
@@ -164,8 +164,8 @@ class DerivedValues(ConfigValues):
         """
         config = cls()
         for name in kwargs:
-            if name not in config._values:
-                raise KeyError(f"{cls.__name__} has no setting {name!r}.{did_you_mean(name, config._values)}")
+            if name not in vars(config):
+                raise KeyError(f"{cls.__name__} has no setting {name!r}.{did_you_mean(name, vars(config))}")
         return kwargs
 
     def get_config_for_module(self, module_id: str) -> Self:
@@ -175,10 +175,10 @@ class DerivedValues(ConfigValues):
         overrides = {**of_spec, **(self.algorithm_config_overrides_per_module.get(module_id) or {})}
         if not overrides:
             return self
-        cached: dict[str, Self] = self.__dict__.setdefault("_per_module", {})
+        cached = self._of_modules
         if module_id not in cached or not self._frozen:
             new = self.copy(copy_frozen=False)
-            new._values["algorithm_config_overrides_per_module"] = {}
+            vars(new)["algorithm_config_overrides_per_module"] = {}
             where = f"algorithm_config_overrides_per_module[{module_id!r}]"
             cached[module_id] = _with(new, overrides, where)
         return cached[module_id]
@@ -197,15 +197,15 @@ class DerivedValues(ConfigValues):
         given = self.evaluation_config
         if isinstance(given, ConfigValues):
             new: Any = given.copy(copy_frozen=False)
-            new._values.update({name: self._values[name] for name in _MODULES})
+            vars(new).update({name: vars(self)[name] for name in _MODULES})
             for name in ("policy_mapping_fn", "seed"):
-                if new._values[name] is None:
-                    new._values[name] = self._values[name]
+                if vars(new)[name] is None:
+                    vars(new)[name] = vars(self)[name]
         else:
             new = self.copy(copy_frozen=False)
-            new._values.update(evaluation_config=None, rollout_fragment_length="auto")
+            vars(new).update(evaluation_config=None, rollout_fragment_length="auto")
             new = _with(new, given or {}, "evaluation_config")
-        new._values.update(
+        vars(new).update(
             num_env_runners=self.evaluation_num_env_runners, evaluation_config=None, in_evaluation=True
         )
         return new  # type: ignore[no-any-return]
@@ -247,7 +247,7 @@ def check(config: DerivedValues) -> None:
             "observation_space and action_space."
         )
     learners = max(config.num_learners, 1)
-    if not config._values["train_batch_size_per_learner"] and config.train_batch_size % learners:
+    if not vars(config)["train_batch_size_per_learner"] and config.train_batch_size % learners:
         near = max(config.train_batch_size // learners, 1) * learners
         raise ConfigurationError(
             f"config.train_batch_size={config.train_batch_size} cannot be divided equally among "

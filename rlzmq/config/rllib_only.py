@@ -157,6 +157,7 @@ _IGNORED: dict[_Place, dict[str, str]] = {
 """Names -> what to do instead, of settings whose value RLlib does not read, or that cannot change what is learned."""
 
 _ONE_VALUE: dict[_Place, list[tuple[dict[str, Any], str]]] = {
+    (_EVERY_CONFIG, "framework"): [({"framework": "torch"}, "PyTorch is the only one.")],
     (_EVERY_CONFIG, "training"): [
         ({"lr_schedule": None}, "give training(lr=[(0, v0), (t1, v1), …])."),
     ],

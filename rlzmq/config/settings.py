@@ -86,7 +86,7 @@ _Arguments = ParamSpec("_Arguments")
 
 
 class Setting:
-    """One setting of a group. As an attribute of a config, it is the setting's value.
+    """One setting of a group, an attribute of the class. A config's attribute of this name is its value.
 
     Attributes:
         name: Name of the setting.
@@ -122,9 +122,6 @@ class Setting:
         """The setter's parameter for this setting."""
         kind = inspect.Parameter.KEYWORD_ONLY if self._kw_only else inspect.Parameter.POSITIONAL_OR_KEYWORD
         return inspect.Parameter(self.name, kind, default=NotProvided, annotation=self.annotation)
-
-    def __get__(self, instance: Any, owner: type | None = None) -> Any:
-        return self if instance is None else instance._values[self.name]
 
     def check(self, value: object) -> Any:
         """Return the value, converted if that is lossless (e.g. an int to a float).
@@ -214,11 +211,14 @@ def settings(group: _Group) -> _Group:
 
 
 def settings_of(cls: type) -> dict[str, Setting]:
-    """Return the settings of a group or config class by name, in the order of its bases."""
+    """Return the settings of a group or config class by name, in the order of its bases.
+
+    An argument with the name of a setter, ``framework``, is none: its only value has no effect.
+    """
     found: dict[str, Setting] = {}
     for klass in cls.__mro__:
         for name, value in vars(klass).items():
-            if isinstance(value, Setting):
+            if isinstance(value, Setting) and not inspect.isfunction(getattr(cls, name)):
                 found.setdefault(name, value)
     return found
 

@@ -146,7 +146,7 @@ class _DeclaresSettings(SignatureOfInit):
                 text = no_such_setting(cls, name, cls._fields).partition(" has no setting ")[2]
                 raise TypeError(f"{cls.__name__}() takes no settings, as {text}")
             config = super().__call__(*args, **kwargs)
-            object.__setattr__(config, "_is_declared", True)
+            config._set_slots(_is_declared=True)
             return config
 
 
@@ -157,18 +157,23 @@ class ConfigValues(AllSettings, metaclass=_DeclaresSettings):
     defaults that differ from those of its bases.
     """
 
+    # In slots, so that an instance's `__dict__` has the settings and nothing else.
+    __slots__ = ("_algo_class", "_frozen", "_given", "_is_declared", "_of_modules")
+
     plain_tag: ClassVar[str] = CONFIG_TAG
     _fields: ClassVar[dict[str, Setting]] = {}
     _defaults: ClassVar[dict[str, Any]] = {}
-    _values: dict[str, Any]
     _given: set[str]
     _frozen: bool
     _is_declared: bool
     _algo_class: type | None
+    _of_modules: dict[str, Self]
 
     def __init_subclass__(cls, **kwargs: object) -> None:
         super().__init_subclass__(**kwargs)
-        cls._fields = {**super(cls, cls)._fields, **settings_of(cls)}  # type: ignore[misc]
+        own = settings_of(cls)
+        inherited = super(cls, cls)._fields  # type: ignore[misc]
+        cls._fields = {name: own[name] for name in {**inherited, **own} if name in own}
         cls._defaults = {**super(cls, cls)._defaults, **cls._defaults}  # type: ignore[misc]
 
     def __init__(self, algo_class: type | None = None) -> None:
@@ -179,39 +184,39 @@ class ConfigValues(AllSettings, metaclass=_DeclaresSettings):
                 f"Instead: {type(self).__name__}().{instead}."
             )
         defaults = {name: field.default for name, field in self._fields.items()}
-        object.__setattr__(self, "_is_declared", False)
-        object.__setattr__(self, "_values", {**defaults, **copy_value(self._defaults)})
-        object.__setattr__(self, "_frozen", False)
-        object.__setattr__(self, "_algo_class", algo_class)
-        object.__setattr__(self, "_given", set())
+        vars(self).update({**defaults, **copy_value(self._defaults)})
+        self._set_slots(
+            _algo_class=algo_class, _frozen=False, _given=set(), _is_declared=False, _of_modules={}
+        )
+
+    def _set_slots(self, **slots: object) -> None:
+        for name, value in slots.items():
+            object.__setattr__(self, name, value)
 
     # -- access ---------------------------------------------------------------------------------
 
     if not TYPE_CHECKING:  # type checkers know the settings as attributes
 
         def __getattr__(self, name: str) -> Any:
-            values = self.__dict__.get("_values", {})
-            if name in values:
-                return values[name]
             if name.startswith("__"):
                 raise AttributeError(name)
-            raise AttributeError(no_such_setting(type(self), name, values))
+            raise AttributeError(no_such_setting(type(self), name, vars(self)))
 
     def __setattr__(self, name: str, value: object) -> None:
         if name == "algo_class":
-            object.__setattr__(self, "_algo_class", value)
+            self._set_slots(_algo_class=value)
             return
-        if name not in self._values and self._is_declared:
+        if name not in vars(self) and self._is_declared:
             if accept_rllib_only(self, name, value):
                 return
-            raise AttributeError(no_such_setting(type(self), name, self._values))
+            raise AttributeError(no_such_setting(type(self), name, vars(self)))
         if self._frozen:
             raise AttributeError(
                 f"config.{name} cannot be set: this config is frozen, because an Algorithm was built from "
                 "it. Change a copy: config.copy(copy_frozen=False)."
             )
         field = self._fields.get(name)
-        self._values[name] = value if field is None else field.check(value)
+        vars(self)[name] = value if field is None else field.check(value)
         if self._is_declared:
             self._given.add(name)
 
@@ -222,47 +227,43 @@ class ConfigValues(AllSettings, metaclass=_DeclaresSettings):
             raise KeyError(str(error)) from None
 
     def __contains__(self, name: object) -> bool:
-        return name in self._values
+        return name in vars(self)
 
     def get(self, name: str, default: object = None) -> Any:
         """Return the value of a setting, or `default` if there is no such setting."""
-        return getattr(self, name) if name in self._values else default
+        return getattr(self, name) if name in vars(self) else default
 
     def keys(self) -> list[str]:
         """Return the names of all settings."""
-        return list(self._values)
+        return list(vars(self))
 
     def items(self) -> Iterator[tuple[str, Any]]:
         """Return an iterator over (name, value) of all settings."""
-        return ((name, getattr(self, name)) for name in self._values)
+        return ((name, getattr(self, name)) for name in vars(self))
 
     def diff(self) -> dict[str, Any]:
         """Return the settings that differ from this class's defaults."""
-        defaults = type(self)()._values
-        return {name: value for name, value in self._values.items() if not _same(value, defaults.get(name))}
+        defaults = vars(type(self)())
+        return {name: value for name, value in vars(self).items() if not _same(value, defaults.get(name))}
 
     def given(self) -> dict[str, Any]:
         """Return the settings that were set explicitly, including those set to their default."""
-        return {name: self._values[name] for name in self._given}
+        return {name: vars(self)[name] for name in self._given}
 
     def copy(self, copy_frozen: bool | None = None) -> Self:
         """Return a deep copy; it is frozen if `copy_frozen` is True, or if that is None and this config is frozen."""
         new = type(self)()
-        object.__setattr__(new, "_values", copy_value(self._values))
-        object.__setattr__(new, "_given", set(self._given))
-        object.__setattr__(new, "_algo_class", self._algo_class)
-        evaluation = new._values["evaluation_config"]
-        if isinstance(evaluation, ConfigValues) and copy_frozen is not None:
-            new._values["evaluation_config"] = evaluation.copy(copy_frozen)
+        vars(new).update(copy_value(vars(self)))
+        new._set_slots(_algo_class=self._algo_class, _given=set(self._given))
+        if isinstance(new.evaluation_config, ConfigValues) and copy_frozen is not None:
+            vars(new)["evaluation_config"] = new.evaluation_config.copy(copy_frozen)
         if self._frozen if copy_frozen is None else copy_frozen:
             new.freeze()
         return new
 
     def freeze(self) -> None:
         """Make every later assignment raise AttributeError, including those to a config in `evaluation_config`."""
-        object.__setattr__(self, "_frozen", True)
-        # Where Python finds them without asking the settings: losses read some at every step.
-        self.__dict__.update({name: value for name, value in self._values.items() if name in self._fields})
+        self._set_slots(_frozen=True)
         if isinstance(self.evaluation_config, ConfigValues):
             self.evaluation_config.freeze()
 
@@ -276,22 +277,20 @@ class ConfigValues(AllSettings, metaclass=_DeclaresSettings):
         return f"{type(self).__name__}({given})"
 
     def __getstate__(self) -> dict[str, Any]:
-        state = {name: value for name, value in self.__dict__.items() if name not in self._fields}
-        return {**state, "_registration": registration_of(self._values["env"])}
+        slots = {name: getattr(self, name) for name in ConfigValues.__slots__}
+        # So that a copy in another process knows the env.
+        return {"slots": slots, "values": dict(vars(self)), "registration": registration_of(self.env)}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        state = dict(state)
-        # So that a copy in another process knows the env.
-        adopt_registration(state.pop("_registration", None))
-        self.__dict__.update(state)
-        if self._frozen:
-            self.freeze()
+        adopt_registration(state["registration"])
+        self._set_slots(**state["slots"])
+        vars(self).update(state["values"])
 
     # -- plain data -----------------------------------------------------------------------------
 
     def to_dict(self) -> dict[str, Any]:
         """Return all settings by name, with unconverted values (including functions and spaces)."""
-        return dict(self._values)
+        return dict(vars(self))
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Self:
@@ -309,10 +308,10 @@ class ConfigValues(AllSettings, metaclass=_DeclaresSettings):
             ConfigurationError: See `from_dict`.
         """
         for name, value in values.items():
-            if name in self._values:
+            if name in vars(self):
                 setattr(self, name, value)
             elif not accept_rllib_only(self, name, value):
-                raise ConfigurationError(no_such_setting(type(self), name, self._values))
+                raise ConfigurationError(no_such_setting(type(self), name, vars(self)))
         return self
 
     def get_state(self) -> dict[str, Any]:
@@ -321,7 +320,7 @@ class ConfigValues(AllSettings, metaclass=_DeclaresSettings):
         Raises:
             ConfigurationError: A value is neither plain nor importable, e.g. a lambda.
         """
-        return {name: plain_setting(name, value) for name, value in self._values.items()}
+        return {name: plain_setting(name, value) for name, value in vars(self).items()}
 
     @classmethod
     def from_state(cls, state: Mapping[str, Any], *, trust: Trust | Collection[str] = ()) -> Self:
@@ -348,9 +347,9 @@ class ConfigValues(AllSettings, metaclass=_DeclaresSettings):
         """
         kind = type(self)
         built_in = next(base for base in kind.__mro__ if base.__module__.partition(".")[0] == "rlzmq")
-        defaults = built_in()._values
+        defaults = vars(built_in())
         differing = self.diff() | {
-            name: value for name, value in self._values.items() if not _same(value, defaults.get(name, value))
+            name: value for name, value in vars(self).items() if not _same(value, defaults.get(name, value))
         }
         values, left_out = {}, {}
         for name, value in differing.items():
@@ -378,7 +377,7 @@ class ConfigValues(AllSettings, metaclass=_DeclaresSettings):
 
         This cannot be read back. For that, use `get_state`, `to_toml` or checkpoints.
         """
-        return {name: to_json(value) for name, value in self._values.items()}
+        return {name: to_json(value) for name, value in vars(self).items()}
 
     def to_toml(self, path: str | Path | None = None) -> str:
         """Return the settings that differ from the defaults as TOML, one table per setter.
@@ -389,7 +388,7 @@ class ConfigValues(AllSettings, metaclass=_DeclaresSettings):
         Args:
             path: File to write the TOML to, too.
         """
-        text = toml_of(self._values, type(self)()._values, self._fields)
+        text = toml_of(vars(self), vars(type(self)()), self._fields)
         if path is not None:
             with open(path, "w", encoding="utf-8", opener=opener) as file:
                 file.write(text)
@@ -421,7 +420,7 @@ class ConfigValues(AllSettings, metaclass=_DeclaresSettings):
         Raises:
             ConfigurationError: A table or setting is unknown, or a value is invalid.
         """
-        return self.update_from_dict(settings_in(data, self._values, self._fields, trust))
+        return self.update_from_dict(settings_in(data, vars(self), self._fields, trust))
 
 
 def _same(a: object, b: object) -> bool:

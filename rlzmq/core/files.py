@@ -26,8 +26,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
 from rlzmq.core import faults
-from rlzmq.core.errors import ConfigurationError
-from rlzmq.core.printable import printable
+from rlzmq.core.errors import ConfigurationError, printable
 
 _HAS_LOCKS = importlib.util.find_spec("fcntl") is not None  # elsewhere nothing is locked
 if _HAS_LOCKS:

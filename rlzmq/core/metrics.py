@@ -10,7 +10,7 @@ import math
 import re
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Self
 
@@ -32,7 +32,6 @@ __all__ = [
     "NUM_VECTOR_STEPS_PER_SAMPLE",
     "VECTOR_STEPS_TIMER",
     "WEIGHTS_WAIT_TIMER",
-    "CustomStat",
     "MetricsLogger",
     "ReducedMetrics",
     "StageTimers",
@@ -85,6 +84,10 @@ class StatsBase(abc.ABC):
         ...     def set_state(self, state):
         ...         self.log_sum, self.count = state["log_sum"], state["count"]
     """
+
+    with_throughput: bool = False
+    throughput: float = 0.0
+    _logged_as: tuple[str, dict[str, Any]]  # the reduction's name, and the constructor's arguments
 
     @abc.abstractmethod
     def push(self, value: object) -> None:
@@ -143,8 +146,8 @@ def check_stats_cls_lookup(lookup: Mapping[str, Any] | None) -> dict[str, type[S
     return dict(lookup or {})
 
 
-class Stat:
-    """One metric: the values since the last reduce, and their reduction.
+class Stat(StatsBase):
+    """A metric of a built-in reduction: the values since the last reduce.
 
     Args:
         reduce: One of `REDUCTIONS`. "lifetime_sum" never restarts; "item" keeps the newest value; "item_series" keeps
@@ -181,7 +184,7 @@ class Stat:
             raise ValueError(f"window: expected an int ≥ 1 or None, got {window!r}.")
         if percentiles is not None and not all(0 <= percentile <= 100 for percentile in percentiles):
             raise ValueError(f"percentiles: expected numbers from 0 to 100, got {percentiles!r}.")
-        self.reduce = reduce
+        self.kind = reduce
         self.window = window
         self.percentiles: list[float] | None = None if percentiles is None else list(percentiles)
         self.ema_coeff: float = 0.01 if ema_coeff is None else ema_coeff
@@ -206,7 +209,7 @@ class Stat:
         if self.values is not None:
             self.values.append(value)
             return
-        kind = self.reduce
+        kind = self.kind
         if kind in ("mean", "sum", "lifetime_sum"):
             self.total = self.total + value
         elif kind == "item":
@@ -222,7 +225,7 @@ class Stat:
         return _plain(self._peek())
 
     def _peek(self) -> Any:
-        kind = self.reduce
+        kind = self.kind
         if self.values is not None:
             return _reduce_values(kind, _plain(list(self.values)), self.percentiles)
         if kind in ("sum", "lifetime_sum"):
@@ -233,7 +236,7 @@ class Stat:
             return self.total if self.count else math.nan
         return math.nan if self.extreme is None else self.extreme
 
-    def finish(self) -> Any:
+    def reduce(self) -> Any:
         """Return the value of the iteration, and drop values that are not kept."""
         value = self.peek()
         if self.with_throughput:
@@ -244,36 +247,36 @@ class Stat:
         if self.values is not None:
             if self.window is None or self.clears_window:
                 self.values.clear()
-        elif self.reduce not in ("lifetime_sum", "item", "ema"):
+        elif self.kind not in ("lifetime_sum", "item", "ema"):
             self.total, self.count, self.extreme = 0, 0, None
         self.finished_count = self.count
-        self.finished_total = self.extreme if self.reduce == "ema" else self.total
+        self.finished_total = self.extreme if self.kind == "ema" else self.total
         return value
 
-    def merge(self, states: Sequence[Mapping[str, Any]]) -> None:
-        """Merge the `delta()` of the same metric in parallel processes."""
-        states = [state for state in states if state["count"]]
-        if not states:
+    def merge(self, incoming_stats: Sequence[Self]) -> None:
+        """Merge what the same metric got since the last reduce in parallel processes."""
+        others = [other for other in incoming_stats if other.count]
+        if not others:
             return
-        num_new = sum(state["count"] for state in states)
+        num_new = sum(other.count for other in others)
         self.count += num_new
-        for state in states:
-            self.since_finish = self.since_finish + state.get("since_finish", 0)
-        kind = self.reduce
+        for other in others:
+            self.since_finish = self.since_finish + other.since_finish
+        kind = self.kind
         if self.values is not None:
-            for state in states:
-                self.values.extend(state.get("values") or ())
+            for other in others:
+                self.values.extend(other.values or ())
         elif kind in ("mean", "sum", "lifetime_sum"):
-            for state in states:
-                self.total = self.total + state["total"]
+            for other in others:
+                self.total = self.total + other.total
         elif kind == "item":
-            self.total = states[-1]["total"]
+            self.total = others[-1].total
         elif kind == "ema":
-            new = sum(state["count"] * state["extreme"] for state in states) / num_new
+            new = sum(other.count * other.extreme for other in others) / num_new
             old = self.extreme
             self.extreme = new if old is None else new + self._ema_kept(num_new) * (old - new)
         else:
-            values = [state["extreme"] for state in states]
+            values = [other.extreme for other in others]
             values += [] if self.extreme is None else [self.extreme]
             self.extreme = min(values) if kind == "min" else max(values)
 
@@ -281,71 +284,94 @@ class Stat:
         """Return the remaining weight of an "ema" after a number of new values."""
         return float((1 - self.ema_coeff) ** num_new)
 
-    def state(self) -> dict[str, Any]:
-        """Return plain values from which `from_state` creates an equal metric."""
+    def get_state(self) -> dict[str, Any]:
+        """Return plain values from which `set_state` creates an equal metric."""
         return {
-            "reduce": self.reduce,
-            "window": self.window,
-            "ema_coeff": self.ema_coeff,
-            "with_throughput": self.with_throughput,
             "values": None if self.values is None else _plain(list(self.values)),
             "total": _plain(self.total),
             "count": self.count,
             "extreme": _plain(self.extreme),
             "finished_count": self.finished_count,
             "finished_total": _plain(self.finished_total),
-            "percentiles": self.percentiles,
-            "clears_window": self.clears_window,
+            "since_finish": 0,
         }
 
-    def delta(self) -> dict[str, Any]:
-        """Return the `state()` of the values logged since the last `finish`."""
-        state = self.state()
+    def set_state(self, state: Mapping[str, Any]) -> None:
+        """Restore a state from `get_state` or `get_delta`."""
+        if self.values is not None:
+            self.values.clear()
+            self.values.extend(state["values"] or ())
+        self.total, self.count, self.extreme = state["total"], state["count"], state["extreme"]
+        self.finished_count, self.finished_total = state["finished_count"], state["finished_total"]
+        self.since_finish = state["since_finish"]
+
+    def get_delta(self) -> dict[str, Any]:
+        """Return the state of the values logged since the last `reduce`."""
+        state = self.get_state()
         num_new = self.count - self.finished_count
         if self.values is not None:
             values = list(self.values)
             state["values"] = values[max(len(values) - num_new, 0) :]
-        elif self.reduce == "lifetime_sum":
+        elif self.kind == "lifetime_sum":
             state["total"] -= state["finished_total"]
-        elif self.reduce == "ema" and self.finished_count and (kept := self._ema_kept(num_new)) < 1:
+        elif self.kind == "ema" and self.finished_count and (kept := self._ema_kept(num_new)) < 1:
             state["extreme"] = (state["extreme"] - kept * state["finished_total"]) / (1 - kept)
-        return {
-            **state,
-            "count": num_new,
-            "finished_count": 0,
-            "finished_total": 0,
-            "since_finish": _plain(self.since_finish),
-        }
+        since = _plain(self.since_finish)
+        return {**state, "count": num_new, "finished_count": 0, "finished_total": 0, "since_finish": since}
 
-    @classmethod
-    def like(cls, state: Mapping[str, Any]) -> Stat:
-        """Create an empty metric with the settings in `state`."""
-        return cls(
-            state["reduce"],
-            state["window"],
-            state["ema_coeff"] if state["reduce"] == "ema" else None,
-            state["with_throughput"],
-            state.get("percentiles"),
-            state.get("clears_window", False),
-        )
 
-    @classmethod
-    def from_state(cls, state: Mapping[str, Any]) -> Stat:
-        """Create the metric of a `state`."""
-        stat = cls.like(state)
-        if stat.values is not None:
-            stat.values.extend(state["values"] or ())
-        stat.total, stat.count, stat.extreme = state["total"], state["count"], state["extreme"]
-        stat.finished_count, stat.finished_total = state["finished_count"], state["finished_total"]
-        return stat
+def new_stat(
+    reduce: str, lookup: Mapping[str, type[StatsBase]] | None = None, **options: object
+) -> StatsBase:
+    """Return an empty metric.
+
+    Args:
+        reduce: The name of a built-in reduction, or one in the lookup.
+        lookup: Own classes by name.
+        options: The constructor's arguments that were given.
+
+    Raises:
+        ValueError: There is no such reduction, or an option does not fit it.
+        TypeError: The class in the lookup does not take an option.
+    """
+    cls = (lookup or {}).get(reduce)
+    if cls is None:
+        if reduce not in REDUCTIONS:
+            raise ValueError(
+                f"reduce={reduce!r} is not known.{did_you_mean(reduce, [*REDUCTIONS, *(lookup or ())])} Names of your "
+                "own classes are set with config.reporting(custom_stats_cls_lookup=…)."
+            )
+        stat: StatsBase = Stat(reduce, **options)  # type: ignore[arg-type]
+    else:
+        try:
+            stat = cls(**options)
+        except TypeError as error:
+            given = ", ".join(f"{name}={value!r}" for name, value in options.items())
+            raise TypeError(f"reduce={reduce!r}: {cls.__name__}({given}): {error}") from error
+    stat._logged_as = reduce, options
+    return stat
+
+
+def described_state(stat: StatsBase, state: dict[str, Any]) -> dict[str, Any]:
+    """Return a state of a metric with what `new_stat` needs, as plain values."""
+    reduce, options = stat._logged_as
+    if type(stat) is not Stat:
+        name = type(stat).__name__
+        try:
+            state = to_plain(state, f"{name}'s state")
+        except NotPlainError as error:
+            raise TypeError(
+                f"{error} States of custom stats are plain values, so that they can be sent."
+            ) from None
+    return {"reduce": reduce, "options": options, "state": state}
 
 
 def logged_state(reduce: str, values: Iterable[Any], *, window: int | None = None) -> dict[str, Any]:
     """Return the state of a metric that logged these values since the last reduce, for merging."""
-    stat = Stat(reduce, window)
+    stat = new_stat(reduce, window=window)
     for value in values:
         stat.push(value)
-    return stat.delta()
+    return described_state(stat, stat.get_delta())
 
 
 def as_pushed(value: Any) -> Any:
@@ -366,91 +392,6 @@ def _plain(value: Any) -> Any:
     if math.prod(value.shape) == 1:
         return value.item()
     return value.cpu().numpy() if hasattr(value, "detach") else value
-
-
-class CustomStat:
-    """One metric whose values a StatsBase reduces, with the interface of `Stat`."""
-
-    with_throughput = False
-    throughput: float = 0.0
-
-    def __init__(self, reduce: str, cls: type[StatsBase], options: Mapping[str, Any]) -> None:
-        self.reduce = reduce
-        self.options: dict[str, Any] = dict(options)
-        self._cls = cls
-        try:
-            self.stats: StatsBase = cls(**self.options)
-        except TypeError as error:
-            raise TypeError(
-                f"reduce={reduce!r}: {cls.__name__}({_spelled(self.options)}): {error}"
-            ) from error
-        self.peek: Callable[[], Any] = self.stats.peek
-
-    def push(self, value: object) -> None:
-        """Add a value."""
-        self.stats.push(_plain(value))
-
-    def finish(self) -> Any:
-        """Return the value of the ending iteration."""
-        return self.stats.reduce()
-
-    def merge(self, states: Sequence[Mapping[str, Any]]) -> None:
-        """Merge the `delta()` of the same metric in parallel processes."""
-        others = [self._cls(**self.options) for _ in states]
-        for other, state in zip(others, states, strict=True):
-            other.set_state(from_plain(state["state"]))
-        self.stats.merge(others)
-
-    def state(self) -> dict[str, Any]:
-        """Return plain values from which `from_state` creates an equal metric."""
-        return self._described(self.stats.get_state())
-
-    def delta(self) -> dict[str, Any]:
-        """Return the `state` of the values pushed since the last `finish`."""
-        return self._described(self.stats.get_delta())
-
-    def _described(self, state: object) -> dict[str, Any]:
-        name = type(self.stats).__name__
-        try:
-            return {
-                "custom": self.reduce,
-                "options": self.options,
-                "state": to_plain(state, f"{name}'s state"),
-            }
-        except NotPlainError as error:
-            raise TypeError(
-                f"{error} States of custom stats are plain values, so that they can be sent."
-            ) from None
-
-    @classmethod
-    def like(cls, state: Mapping[str, Any], lookup: Mapping[str, type[StatsBase]]) -> CustomStat:
-        """Create an empty metric with the settings in `state`.
-
-        Raises:
-            ValueError: The lookup lacks its class.
-        """
-        name = state["custom"]
-        if name not in lookup:
-            raise ValueError(
-                f"A metric was logged with reduce={name!r}, for which no class is known."
-                f"{did_you_mean(name, list(lookup))} Set config.reporting(custom_stats_cls_lookup=…)."
-            )
-        return cls(name, lookup[name], state["options"])
-
-    @classmethod
-    def from_state(cls, state: Mapping[str, Any], lookup: Mapping[str, type[StatsBase]]) -> CustomStat:
-        """Create the metric of a `state`.
-
-        Raises:
-            ValueError: See `like`.
-        """
-        stat = cls.like(state, lookup)
-        stat.stats.set_state(from_plain(state["state"]))
-        return stat
-
-
-def _spelled(options: Mapping[str, Any]) -> str:
-    return ", ".join(f"{name}={value!r}" for name, value in options.items())
 
 
 def _percentile(ordered: Sequence[Any], percentile: float) -> object:
@@ -519,7 +460,7 @@ class MetricsLogger:
     def __init__(
         self, root: bool = False, stats_cls_lookup: Mapping[str, type[StatsBase]] | None = None
     ) -> None:
-        self._stats: dict[tuple[str, ...], Stat | CustomStat] = {}
+        self._stats: dict[tuple[str, ...], StatsBase] = {}
         self._lookup = check_stats_cls_lookup(stats_cls_lookup)
         self._last_reduce = time.perf_counter()
 
@@ -562,8 +503,7 @@ class MetricsLogger:
             reduce = "ema"
         if clear_on_reduce is False and reduce == "sum":
             reduce = "lifetime_sum"
-        if isinstance(percentiles, bool):
-            percentiles = None
+        percentiles = None if percentiles is None or isinstance(percentiles, bool) else list(percentiles)
         if stats:
             for name in stats:
                 self.log_value((*path[:-1], f"{path[-1]}_{name}"), value, reduce=name, window=window)
@@ -571,33 +511,24 @@ class MetricsLogger:
         stat = self._stats.get(path)
         if stat is None:
             self._check_path(path)
-            stat = self._stats[path] = self._new_stat(
-                reduce or "mean", window, ema_coeff, with_throughput, percentiles, bool(clear_on_reduce)
-            )
-        elif reduce is not None and reduce != stat.reduce:
+            options: dict[str, Any] = {"window": window, "ema_coeff": ema_coeff, "percentiles": percentiles}
+            if reduce not in self._lookup:
+                options |= {
+                    "with_throughput": with_throughput or None,
+                    "clears_window": clear_on_reduce or None,
+                }
+            given = {name: option for name, option in options.items() if option is not None}
+            stat = self._stats[path] = new_stat(reduce or "mean", self._lookup, **given)
+        elif reduce is not None and reduce != stat._logged_as[0]:
             raise ValueError(
-                f"Metric {'/'.join(path)!r} was logged with reduce={stat.reduce!r} before, now with {reduce!r}: "
-                "use one reduction per key, or another key."
+                f"Metric {'/'.join(path)!r} was logged with reduce={stat._logged_as[0]!r} before, now with "
+                f"{reduce!r}: use one reduction per key, or another key."
             )
-        stat.push(value if type(value) in (float, int) else as_pushed(value))
-
-    def _new_stat(
-        self,
-        reduce: str,
-        window: int | None,
-        ema_coeff: float | None,
-        with_throughput: bool,
-        percentiles: Sequence[float] | None,
-        clears_window: bool,
-    ) -> Stat | CustomStat:
-        if reduce in self._lookup:
-            given = {"window": window, "ema_coeff": ema_coeff, "percentiles": percentiles}
-            options = {name: value for name, value in given.items() if value is not None}
-            return CustomStat(reduce, self._lookup[reduce], options)
-        if reduce not in REDUCTIONS:
-            names = [*REDUCTIONS, *self._lookup]
-            raise ValueError(f"reduce={reduce!r} is not known.{did_you_mean(reduce, names)}")
-        return Stat(reduce, window, ema_coeff, with_throughput, percentiles, clears_window)
+        if type(value) not in (float, int):
+            value = as_pushed(value)
+            if type(stat) is not Stat:
+                value = _plain(value)
+        stat.push(value)
 
     def log_dict(self, values: Mapping[str, Any], *, key: Key | None = None, **options: Any) -> None:
         """Log every leaf of a nested dict, below `key` if given."""
@@ -652,10 +583,10 @@ class MetricsLogger:
 
     def compile(self) -> ReducedMetrics:
         """Return ``reduce(compile=True)``."""
-        states = {"/".join(path): stat.delta() for path, stat in self._stats.items()}
+        states = {"/".join(p): described_state(stat, stat.get_delta()) for p, stat in self._stats.items()}
         result: dict[tuple[str, ...], Any] = {}
         for path, stat in self._stats.items():
-            result[path] = stat.finish()
+            result[path] = stat.reduce()
             if stat.with_throughput:
                 result[(*path[:-1], f"{path[-1]}_throughput")] = stat.throughput
         self._last_reduce = time.perf_counter()
@@ -676,24 +607,25 @@ class MetricsLogger:
         incoming: dict[tuple[str, ...], list[Mapping[str, Any]]] = {}
         for state in states:
             for name, value in _states_of(state).items():
-                if not isinstance(value, Mapping) or not ({"finished_count", "custom"} & value.keys()):
+                if not isinstance(value, Mapping) or not {"reduce", "options", "state"} <= value.keys():
                     raise ValueError(
                         f"aggregate: expected what another logger's reduce() or reduce(compile=False) returned, "
                         f"got {type(value).__name__} {value!r} at {name!r}: a value alone cannot be merged."
                     )
                 incoming.setdefault((*prefix, *name.split("/")), []).append(value)
         for path, values in incoming.items():
+            others = [self._from_state(value) for value in values]
             stat = self._stats.get(path)
             if stat is None:
                 self._check_path(path)
-                stat = self._stats[path] = self._like(values[0])
-            for value in values:
-                if isinstance(stat, CustomStat) != ("custom" in value):
+                stat = self._stats[path] = self._new_like(others[0])
+            for other in others:
+                if type(other) is not type(stat):
                     raise ValueError(
-                        f"Metric {'/'.join(path)!r} has reduce={stat.reduce!r} here and "
-                        f"reduce={value.get('custom', value.get('reduce'))!r} elsewhere: use one per key."
+                        f"Metric {'/'.join(path)!r} has reduce={stat._logged_as[0]!r} here and "
+                        f"reduce={other._logged_as[0]!r} elsewhere: use one per key."
                     )
-            stat.merge(values)
+            stat.merge(others)
 
     def delete(self, *key: str, key_error: bool = True) -> None:
         """Remove one metric, or all metrics below a key.
@@ -709,7 +641,7 @@ class MetricsLogger:
 
     def get_state(self) -> dict[str, Any]:
         """Return plain values from which `set_state` restores every metric."""
-        return {"/".join(path): stat.state() for path, stat in self._stats.items()}
+        return {"/".join(p): described_state(stat, stat.get_state()) for p, stat in self._stats.items()}
 
     def set_state(self, state: Mapping[str, Any]) -> None:
         """Restore a state from `get_state`."""
@@ -719,15 +651,17 @@ class MetricsLogger:
         """Remove all metrics."""
         self._stats = {}
 
-    def _like(self, state: Mapping[str, Any]) -> Stat | CustomStat:
-        if "custom" in state:
-            return CustomStat.like(state, self._lookup)
-        stat = Stat.like(state)
-        stat.last_time = self._last_reduce  # the values are older than this call
+    def _new_like(self, other: StatsBase) -> StatsBase:
+        reduce, options = other._logged_as
+        stat = new_stat(reduce, self._lookup, **options)
+        if isinstance(stat, Stat):
+            stat.last_time = self._last_reduce  # the values are older than this call
         return stat
 
-    def _from_state(self, state: Mapping[str, Any]) -> Stat | CustomStat:
-        return CustomStat.from_state(state, self._lookup) if "custom" in state else Stat.from_state(state)
+    def _from_state(self, described: Mapping[str, Any]) -> StatsBase:
+        stat = new_stat(described["reduce"], self._lookup, **described["options"])
+        stat.set_state(described["state"] if type(stat) is Stat else from_plain(described["state"]))
+        return stat
 
     def __contains__(self, key: Key) -> bool:
         return _path(key) in self._stats
@@ -869,14 +803,9 @@ class StageTimers:
 
     def reduce(self) -> dict[str, Any]:
         """Return means per call, nested by name, and reset the sums."""
-        result: dict[str, Any] = {}
-        for name, (num_calls, total) in self.take().items():
-            *groups, last = name.split("/")
-            place = result
-            for group in groups:
-                place = place.setdefault(group, {})
-            place[last] = total / num_calls if num_calls else 0.0
-        return result
+        sums = self.take()
+        means = {tuple(name.split("/")): total / num if num else 0.0 for name, (num, total) in sums.items()}
+        return _nest(means)
 
 
 def _snake_case(name: str) -> str:

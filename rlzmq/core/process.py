@@ -43,8 +43,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, NoReturn, Protocol, Self
 
-from rlzmq.core.errors import ConfigurationError
-from rlzmq.core.printable import cut, printable
+from rlzmq.core.errors import ConfigurationError, cut, printable
 from rlzmq.core.tracebacks import origin_parts
 
 __all__ = [

@@ -25,8 +25,7 @@ import torch
 
 from rlzmq.algorithms.policy import Policy
 from rlzmq.core.checkpoint import read_manifest
-from rlzmq.core.errors import CheckpointError, ConfigurationError
-from rlzmq.core.printable import cut, printable
+from rlzmq.core.errors import CheckpointError, ConfigurationError, cut, printable
 from rlzmq.core.run_dir import checkpoints_at
 from rlzmq.core.synonyms import did_you_mean
 from rlzmq.core.tree import tree_flatten, tree_leaves, tree_map, tree_stack, tree_unstack

@@ -12,9 +12,9 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from rlzmq.config.base_config import BaseConfig
+from rlzmq.core.errors import cut, printable
 from rlzmq.core.metrics import MetricsLogger
 from rlzmq.core.patience import HEARTBEAT_S
-from rlzmq.core.printable import cut, printable
 from rlzmq.driver.updates import Accounting, ConnectorSync
 from rlzmq.protocol.driver_core import DriverCore
 from rlzmq.protocol.events import Instruction, Received, Report, Send, Tell

@@ -21,8 +21,7 @@ import numpy as np
 from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import batch_space
 
-from rlzmq.core.errors import ConfigurationError
-from rlzmq.core.printable import Progress
+from rlzmq.core.errors import ConfigurationError, Progress
 from rlzmq.core.synonyms import did_you_mean
 from rlzmq.core.trust import CALLER, Trust, find_code
 from rlzmq.envs.wrappers import extra_hint, import_family, wrap_atari, wrap_env

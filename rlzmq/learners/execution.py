@@ -139,7 +139,7 @@ class MixedPrecision:
             modules: The MultiRLModule.
         """
         # A MultiRLModule may also run networks outside of its modules, e.g. an encoder that they share.
-        members = [modules, *(module.unwrapped() for module in modules.values())]
+        members = [modules, *modules.values()]
         self._functions = {
             module: self._functions.get(module) or self._functions_of(module) for module in members
         }

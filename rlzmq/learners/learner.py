@@ -339,7 +339,7 @@ class Learner(TellsUncalled, Checkpointable):
     def _minibatches_of(self, train_batch: TrainBatch, options: _Options) -> Iterator[dict[str, Any]]:
         """Yield the minibatches of a batch, as many on all ranks. All ranks must have the same number of batches."""
         for module_id in list(train_batch.columns):
-            is_known = module_id in self.module and is_trainable(self.module[module_id].unwrapped())
+            is_known = module_id in self.module and is_trainable(self.module[module_id])
             if not (is_known and self.should_module_be_updated(module_id, train_batch.columns)):
                 train_batch.drop(module_id)
         report = self.report
@@ -412,7 +412,7 @@ class Learner(TellsUncalled, Checkpointable):
         """
         losses: dict[str, Tensor] = {}
         for module_id, outputs in fwd_out.items():
-            module = self.module[module_id].unwrapped()
+            module = self.module[module_id]
             arguments: dict[str, Any] = {
                 "module_id": module_id,
                 "config": self._configs[module_id],
@@ -633,7 +633,7 @@ class Learner(TellsUncalled, Checkpointable):
 
     def _connector_spaces(self) -> tuple[Any, Any]:
         if len(self.module) == 1 and DEFAULT_MODULE_ID in self.module:
-            only = self.module[DEFAULT_MODULE_ID].unwrapped()
+            only = self.module[DEFAULT_MODULE_ID]
             return only.observation_space, only.action_space
         return getattr(self.config, "observation_space", None), getattr(self.config, "action_space", None)
 
@@ -653,7 +653,7 @@ class Learner(TellsUncalled, Checkpointable):
         check_interfaces(module_id, module, cls.rl_module_required_apis(), cls.__name__)
 
     def _prepare_module(self, module_id: str) -> None:
-        module = self.module[module_id].unwrapped()
+        module = self.module[module_id]
         self.check_module(module_id, module, self.config)
         # Shares nothing with others.
         is_alone = type(self.module)._forward_train is MultiRLModule._forward_train
@@ -740,7 +740,6 @@ class Learner(TellsUncalled, Checkpointable):
 
     def get_parameters(self, module: Any) -> list[Tensor]:
         """Return the parameters of one module; [] for a plain RLModule, which has no networks."""
-        module = module.unwrapped() if hasattr(module, "unwrapped") else module  # or a part of one
         return list(module.parameters()) if isinstance(module, nn.Module) else []
 
     def get_param_ref(self, param: Tensor) -> Tensor:
@@ -823,7 +822,7 @@ class Learner(TellsUncalled, Checkpointable):
     def _divide_source(self) -> None:
         """Pass the set of modules to a source that stores steps by module."""
         if self.source.divides_by_module:
-            module_ids = [m for m, module in self.module.items() if is_trainable(module.unwrapped())]
+            module_ids = [m for m, module in self.module.items() if is_trainable(module)]
             may_be_any = callable(self.policies_to_train)  # depending on the data
             trained = [m for m in module_ids if may_be_any or self.should_module_be_updated(m)]
             self.source.set_modules(module_ids, trained)

@@ -375,7 +375,7 @@ class OfflineLearner(TorchLearner):
             return
         super().build()
         modules: Any = self.module
-        module = modules[DEFAULT_MODULE_ID].unwrapped()
+        module = modules[DEFAULT_MODULE_ID]
         self._check_shards(self._opened, module)
         if self.config.offline_evaluation_interval is not None:
             self._open_held_out()
@@ -400,7 +400,7 @@ class OfflineLearner(TorchLearner):
         """
         if self._held_out is None:
             opened = _open(cast(_HasHeldOutInput, self.config).get_held_out_input())
-            self._check_shards(opened, self.module[DEFAULT_MODULE_ID].unwrapped())
+            self._check_shards(opened, self.module[DEFAULT_MODULE_ID])
             if self.config.offline_evaluation_type in ("is", "pdis"):
                 self._check_estimates(opened)
             self._held_out = opened
@@ -408,7 +408,7 @@ class OfflineLearner(TorchLearner):
 
     def _check_estimates(self, opened: OpenedShards) -> None:
         where = f"config.offline_evaluation_type={self.config.offline_evaluation_type!r}"
-        module = self.module[DEFAULT_MODULE_ID].unwrapped()
+        module = self.module[DEFAULT_MODULE_ID]
         if module.is_stateful():
             raise ConfigurationError(
                 f"{where}: {module.describe()} is stateful, and its actions' probabilities depend on whole episodes. "
@@ -438,7 +438,7 @@ class OfflineLearner(TorchLearner):
         """
         self._check_built()
         config, estimates = self.config, self.config.offline_evaluation_type in ("is", "pdis")
-        module: Any = self.module[DEFAULT_MODULE_ID].unwrapped()
+        module: Any = self.module[DEFAULT_MODULE_ID]
         source = OfflineShards(
             self._open_held_out().shards,
             batch_size=config.offline_eval_batch_size_per_runner,

@@ -266,7 +266,7 @@ class Ranks:
         if self.group is None:
             return
         if self._average is None:
-            modules = {module_id: module.unwrapped() for module_id, module in self._learner.module.items()}
+            modules = self._learner.module
             networks = nn.ModuleList(
                 modules[module_id]
                 for module_id in sorted(modules)

@@ -298,12 +298,11 @@ class ReplayLearner(TargetNetworkLearner):
 
     def _burn_ins(self) -> dict[str, BurnIn]:
         """Return the burn-in of each stateful module; {} before `build`."""
-        modules = {} if self.module is None else {mid: self.module[mid].unwrapped() for mid in self.module}
         return {
             module_id: BurnIn(
                 self._burn_in_len, initial_state(module), max_seq_len(module) - self._burn_in_len
             )
-            for module_id, module in modules.items()
+            for module_id, module in (self.module or {}).items()
             if module.is_stateful()
         }
 

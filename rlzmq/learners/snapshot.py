@@ -97,9 +97,7 @@ class Snapshot:
         at once instead of waiting.
         """
         learner = self._learner
-        self._parameters, buffers = self._tensors.of(
-            [module.unwrapped() for module in learner.module.values()]
-        )
+        self._parameters, buffers = self._tensors.of(learner.module.values())
         self._buffers.take(buffers)
         self._is_complete = False
         version, counters, extra = learner.weights_seq_no, self._counters(), learner.get_extra_state()
@@ -234,7 +232,7 @@ class Snapshot:
         named: dict[str, Any] = {}
         for module_id, values in self._learner.module.get_state().items():
             named.update({f"{module_id}/{name}": value for name, value in values.items()})
-            if not with_buffers and isinstance(of := self._learner.module[module_id].unwrapped(), nn.Module):
+            if not with_buffers and isinstance(of := self._learner.module[module_id], nn.Module):
                 left_out.update(f"{module_id}/{name}" for name, _ in of.named_buffers())
         return parameter_hash({name: value for name, value in named.items() if name not in left_out})
 
@@ -275,7 +273,6 @@ class Snapshot:
     def _parameter_names(self) -> dict[int, str]:
         names: dict[int, str] = {}
         for module in self._learner.module.values():
-            module = module.unwrapped() if hasattr(module, "unwrapped") else module  # or a part of one
             if isinstance(module, nn.Module):
                 names.update((id(p), name) for name, p in module.named_parameters())
         return names

@@ -112,7 +112,7 @@ class TargetNetworkUpdates(TorchLearner):
         if num_env_steps - self.last_target_update_ts < period:
             return
         for module_id in self.trained_module_ids:
-            module = self.module[module_id].unwrapped()
+            module = self.module[module_id]
             if isinstance(module, TargetNetworkAPI):
                 tau = cast(_TargetNetworkSettings, self.config).tau
                 self._target_networks[module_id].update(module, tau)
@@ -178,7 +178,7 @@ class TargetNetworkLearner(TargetNetworkUpdates):
             every: Name → ``every`` of `register_optimizer`, for parts that step with some minibatches only.
         """
         named = {id(p) for parameters, _ in parts.values() for p in parameters or ()}
-        module = self.module[module_id].unwrapped()
+        module = self.module[module_id]
         for name, (given, lr) in parts.items():
             if given is None:
                 given = [p for p in self.get_parameters(module) if p.requires_grad and id(p) not in named]

@@ -182,7 +182,7 @@ class TrainBatchBuilder:
                 return None
             if not chunks.length.all():
                 chunks = chunks.select(np.flatnonzero(chunks.length))
-            module = self.module[module_id].unwrapped()
+            module = self.module[module_id]
             if module.is_stateful() and not states_are_known(chunks):
                 return None
             if len(chunks):

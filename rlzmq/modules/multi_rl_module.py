@@ -65,11 +65,10 @@ class MultiRLModule(RLModule):
             self._put(module_id, spec.build(seed=self._seed, module_id=module_id))
 
     def _put(self, module_id: str, module: RLModule) -> None:
-        if not isinstance(module, RLModule) and not hasattr(module, "unwrapped"):
+        if not isinstance(module, RLModule):
             raise TypeError(f"module {module_id!r}: expected an RLModule, got {type(module).__name__}")
-        inner = module.unwrapped()
-        if not inner.module_id:
-            inner.module_id = module_id
+        if not module.module_id:
+            module.module_id = module_id
         self._rl_modules[module_id] = module
         self._is_stateful = None
 
@@ -91,7 +90,7 @@ class MultiRLModule(RLModule):
         if module_id in self._rl_modules and not override:
             raise ValueError(f"there is a module {module_id!r} already; use override=True to replace it")
         self._put(module_id, module)
-        if isinstance(module.unwrapped(), TorchRLModule):
+        if isinstance(module, TorchRLModule):
             self.rl_module_specs[module_id] = RLModuleSpec.from_module(module)
 
     def remove_module(self, module_id: str, *, raise_err_if_not_found: bool = True) -> None:
@@ -185,12 +184,12 @@ class MultiRLModule(RLModule):
         """Return whether any module is stateful."""
         stateful = self._is_stateful
         if stateful is None:
-            stateful = self._is_stateful = any(m.unwrapped().is_stateful() for m in self._rl_modules.values())
+            stateful = self._is_stateful = any(m.is_stateful() for m in self._rl_modules.values())
         return stateful
 
     def get_initial_state(self) -> dict[str, Any]:
         """Return module id -> initial state (``{}`` for stateless modules)."""
-        return {module_id: m.unwrapped().get_initial_state() for module_id, m in self._rl_modules.items()}
+        return {module_id: m.get_initial_state() for module_id, m in self._rl_modules.items()}
 
     def as_multi_rl_module(self) -> Self:
         return self
@@ -248,7 +247,6 @@ class MultiRLModule(RLModule):
         wanted, without = _by_module(components), _by_module(not_components) or {}
         state = {}
         for module_id, module in self._rl_modules.items():
-            module = module.unwrapped()
             if (wanted is not None and module_id not in wanted) or without.get(module_id, True) is None:
                 continue
             if inference_only and module.learner_only:
@@ -269,7 +267,7 @@ class MultiRLModule(RLModule):
         """
         for module_id, module_state in state.items():
             if module_id in self._rl_modules:
-                set_whole_state(self._rl_modules[module_id].unwrapped(), module_state, strict=strict)
+                set_whole_state(self._rl_modules[module_id], module_state, strict=strict)
 
 
 def _by_module(paths: str | Collection[str] | None) -> dict[str, list[str] | None] | None:

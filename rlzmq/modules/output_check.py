@@ -128,7 +128,6 @@ class _TrialCall:
     @classmethod
     def of(cls, module: RLModule, *, num_steps: int) -> _TrialCall | None:
         """Return a trial; None for the library's own modules, or if there is no input to try."""
-        module = module.unwrapped()
         if type(module).__module__.startswith("rlzmq.modules.default_models"):
             return None
         if module.observation_space is None or module.action_space is None:
@@ -177,7 +176,7 @@ class _TrialCall:
         kind = "train" if method == "_forward_train" else "exploration"
         dist_cls = getattr(module, f"get_{kind}_action_dist_cls")()
         name = dist_cls.__name__.removesuffix("Partial")
-        if module.action_dist_cls is None and dist_cls is module._default_action_dist_cls():
+        if module.action_dist_cls is None and dist_cls is RLModule.get_inference_action_dist_cls(module):
             return name, num_dist_inputs(space)
         try:
             return name, int(dist_cls.required_input_dim(space, module.model_config))

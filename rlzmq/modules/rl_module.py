@@ -191,12 +191,14 @@ class RLModule(TellsUncalled):
     """
 
     framework = "torch"
+    training: bool = True
     is_multi: ClassVar[bool] = False
     action_dist_cls: type[Distribution] | None = None
 
     _not_called: ClassVar[Mapping[str, str]] = {
         "as_multi_rl_module": "override MultiRLModule, and set MultiRLModuleSpec(multi_rl_module_class=…)",
         "compile": "set framework(torch_compile_learner=True)",
+        "unwrapped": "there are no wrappers: a MultiRLModule holds the modules themselves",
     }
 
     def __init__(
@@ -259,16 +261,21 @@ class RLModule(TellsUncalled):
         return self._forward(batch, **kwargs)
 
     def get_inference_action_dist_cls(self) -> type[Distribution]:
-        """Return the distribution class of ``action_dist_inputs`` for greedy acting; by default `action_dist_cls`."""
-        return self._default_action_dist_cls()
+        """Return the distribution class of ``action_dist_inputs`` for greedy acting.
 
-    def get_exploration_action_dist_cls(self) -> type[Distribution]:
-        """Return the distribution class for exploration; see `get_inference_action_dist_cls`."""
-        return self._default_action_dist_cls()
+        ``get_exploration_action_dist_cls`` and ``get_train_action_dist_cls`` return those for exploration and for the
+        loss. By default, all are `action_dist_cls`, or the default of the action space.
+        """
+        if self.action_dist_cls is not None:
+            return self.action_dist_cls
+        cached: type[Distribution] | None = self.__dict__.get("_action_dist_cls")
+        if cached is None:
+            cached = action_dist_cls_for(self.action_space, where=self.describe())
+            self.__dict__["_action_dist_cls"] = cached
+        return cached
 
-    def get_train_action_dist_cls(self) -> type[Distribution]:
-        """Return the distribution class for the loss; see `get_inference_action_dist_cls`."""
-        return self._default_action_dist_cls()
+    get_exploration_action_dist_cls = get_inference_action_dist_cls
+    get_train_action_dist_cls = get_inference_action_dist_cls
 
     # -- forward passes ------------------------------------------------------------------------
 
@@ -296,6 +303,8 @@ class RLModule(TellsUncalled):
         Raises:
             RuntimeError: The module was built inference_only.
         """
+        if not self.training:
+            self.train()
         if self.inference_only:
             raise RuntimeError(
                 f"{self.describe()} was built with inference_only=True and cannot train: build it without, "
@@ -362,22 +371,17 @@ class RLModule(TellsUncalled):
             stateful = self._is_stateful = is_array or bool(state)
         return stateful
 
-    def _default_action_dist_cls(self) -> type[Distribution]:
-        if self.action_dist_cls is not None:
-            return self.action_dist_cls
-        cached: type[Distribution] | None = self.__dict__.get("_action_dist_cls")
-        if cached is None:
-            cached = action_dist_cls_for(self.action_space, where=self.describe())
-            self.__dict__["_action_dist_cls"] = cached
-        return cached
-
     def describe(self) -> str:
         """Return the module's name for error messages: its id, if it has one, and its class."""
         name = f"module {self.module_id!r}" if self.module_id else "module"
         return f"{name} ({type(self).__name__})"
 
-    def unwrapped(self) -> RLModule:
-        """Return the module itself (a distributed wrapper returns the wrapped module)."""
+    def train(self, mode: bool = True) -> Self:
+        """Set training mode, like ``torch.nn.Module.train``; a module without networks has none."""
+        return self
+
+    def unwrapped(self) -> Self:
+        """Return the module itself: RLlib's learners wrap modules, these do not."""
         return self
 
     def as_multi_rl_module(self) -> Any:
@@ -487,11 +491,6 @@ class TorchRLModule(nn.Module, RLModule):
         finally:
             if was_training:
                 self.train()
-
-    def forward_train(self, batch: dict[str, Any], **kwargs: Any) -> dict[str, Any]:
-        if not self.training:
-            self.train()
-        return RLModule.forward_train(self, batch, **kwargs)
 
     def forward(self, batch: dict[str, Any], **kwargs: Any) -> dict[str, Any]:
         """Call :meth:`forward_train`, so that tools of torch can call ``module(batch)``."""

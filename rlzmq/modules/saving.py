@@ -45,7 +45,6 @@ def save_module(module: Any, path: str | Path) -> Path:
     module in ``rl_module/weights``.
     """
     about = {"module": type(module).__qualname__}
-    module = module.unwrapped()
     kind = "multi" if module.is_multi else "single"
     components = {_ROOT: {"kind": kind, "spec": _spec_class(kind).from_module(module).to_dict()}}
     state = module.get_state()

@@ -182,7 +182,6 @@ class RLModuleSpec:
     @classmethod
     def from_module(cls, module: RLModule) -> Self:
         """Return a spec that builds modules like this one (without the weights)."""
-        module = module.unwrapped()
         return cls(
             module_class=type(module),
             observation_space=module.observation_space,

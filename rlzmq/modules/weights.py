@@ -266,7 +266,7 @@ class WeightsLayout:
             and block.flags.writeable
             and not block.ctypes.data % _ALIGNMENT
             and all(
-                type(single.unwrapped()).__module__.startswith("rlzmq.")
+                type(single).__module__.startswith("rlzmq.")
                 for _, single in _selected(module, self._module_ids)
             )
         )
@@ -291,7 +291,7 @@ class WeightsLayout:
     def _tensors(self, module: object) -> list[Tensor]:
         modules: list[Any] = []  # modules with their ids
         for module_id, single in _selected(module, self._module_ids):
-            modules += module_id, single.unwrapped()
+            modules += module_id, single
         cache = self._listed.get(module)
         if cache is None:
             of = weakref.ref(module)  # so that the entry does not keep the module alive
@@ -324,7 +324,6 @@ def _named_tensors(
 ) -> Iterator[tuple[str, Tensor]]:
     pairs = []
     for module_id, single in _selected(module, module_ids):
-        single = single.unwrapped()
         if not hasattr(single, "state_dict") or (inference_only and single.learner_only):
             continue
         tensors = single.inference_state_dict() if inference_only else single.state_dict(keep_vars=True)

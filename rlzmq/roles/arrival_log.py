@@ -214,7 +214,6 @@ class ArrivalLog:
         numbers = [int(path.stem) for path in self._directory.glob(_PATTERN) if path.stem.isdigit()]
         file = _create_file(self._directory / f"{max(numbers, default=0) + 1:06d}{_PATTERN[1:]}", is_new=True)
         file.write(_MAGIC)
-        modules = {module_id: module.unwrapped() for module_id, module in learner.module.items()}
         head = {
             "run_id": self._run_id,
             "rlzmq": package_version(),
@@ -222,7 +221,7 @@ class ArrivalLog:
             "config": self._config.to_stored(without=_OF_SAMPLING),
             "spaces": {
                 module_id: [module.observation_space, module.action_space]
-                for module_id, module in modules.items()
+                for module_id, module in learner.module.items()
             },
         }
         packed = bytes(pack_blob(head))

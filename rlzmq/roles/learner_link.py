@@ -396,7 +396,7 @@ def module_outputs(module: RLModule, *, explore: bool) -> dict[str, Any]:
     """
     try:
         with torch.random.fork_rng(devices=[]):
-            own = copy.deepcopy(module.unwrapped())
+            own = copy.deepcopy(module)
             own.inference_only = True
             if isinstance(own, torch.nn.Module):
                 own = own.cpu().eval()

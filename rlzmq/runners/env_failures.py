@@ -13,8 +13,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from rlzmq.config.base_config import BaseConfig
-from rlzmq.core.errors import EnvError, ExitRaisedError, StepFailedRecreateEnvError
-from rlzmq.core.printable import cut
+from rlzmq.core.errors import EnvError, ExitRaisedError, StepFailedRecreateEnvError, cut
 from rlzmq.core.process import end_if_out_of_memory
 from rlzmq.core.tracebacks import is_of_user, place_of, shows_all_frames, user_errors
 from rlzmq.core.tree import tree_map, tree_unstack

@@ -815,7 +815,7 @@ class EnvRunner(TellsUncalled, Checkpointable):
         module_ids = list(module_ids)
         for module_id in module_ids:
             seed = derive_seed(self.generator.initial_seed(), "exploration", zlib.crc32(module_id.encode()))
-            modules[module_id].unwrapped().exploration_seed = seed
+            modules[module_id].exploration_seed = seed
         shares_nothing = type(modules)._forward_exploration is MultiRLModule._forward_exploration
         if shares_nothing:
             for module_id in module_ids:

@@ -25,9 +25,8 @@ from typing import TYPE_CHECKING, Any, Self
 import numpy as np
 
 from rlzmq.config.plain import to_json
-from rlzmq.core.errors import ConfigurationError
+from rlzmq.core.errors import ConfigurationError, printable
 from rlzmq.core.files import make_directories, opener, write_text
-from rlzmq.core.printable import printable
 from rlzmq.core.process import num_usable_cores
 from rlzmq.core.run_dir import RunDir
 from rlzmq.core.tracebacks import format_error

@@ -20,9 +20,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rlzmq.core.checkpoint import read_manifest
-from rlzmq.core.errors import CheckpointError, ConfigurationError
+from rlzmq.core.errors import CheckpointError, ConfigurationError, printable
 from rlzmq.core.imports import import_optional
-from rlzmq.core.printable import printable
 from rlzmq.core.run_dir import RunDir, checkpoints_at
 from rlzmq.core.score_statistics import bootstrap_interval, interquartile_mean, svg_curve
 from rlzmq.core.synonyms import did_you_mean

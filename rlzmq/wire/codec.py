@@ -24,8 +24,7 @@ import msgpack  # type: ignore[import-untyped]
 import numpy as np
 import numpy.typing as npt
 
-from rlzmq.core.errors import ProtocolError, refuses_as
-from rlzmq.core.printable import printable
+from rlzmq.core.errors import ProtocolError, printable, refuses_as
 
 __all__ = [
     "FOLDED",

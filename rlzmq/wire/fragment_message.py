@@ -12,8 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from rlzmq.core.errors import ProtocolError, refuses_as
-from rlzmq.core.printable import printable
+from rlzmq.core.errors import ProtocolError, printable, refuses_as
 from rlzmq.episodes.episode_batch import EpisodeBatch
 from rlzmq.wire.codec import (
     ArrayMismatchError,

@@ -101,7 +101,7 @@ def updated(
     if config_class is APPOConfig:
         config.training(use_circular_buffer=False)
     learner = config.build_learner()
-    module = learner.module["default_policy"].unwrapped()
+    module = learner.module["default_policy"]
     passes: Counter[str] = Counter()
     for method in ("forward_train", "forward_target"):
         if (original := getattr(module, method, None)) is not None:

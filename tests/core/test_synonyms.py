@@ -54,7 +54,7 @@ CONFIGS = {
     "PPOConfig().training(tensorboard_log='logs')": "--log tb",
     "PPOConfig().env_runners(num_envs=2)": ".env_runners(num_envs_per_env_runner=…)",
     "PPOConfig().environment(env_kwargs={})": ".environment(env_config=…)",
-    "PPOConfig().framework('tf2')": "expected one of 'torch', got 'tf2'",
+    "PPOConfig().framework('tf2')": "except for 'torch'",
     "DQNConfig().training(buffer_size=1000)": ".training(replay_buffer_config=…)",
     "DQNConfig().training(learning_starts=100)": ".training(num_steps_sampled_before_learning_starts=…)",
     "DQNConfig().training(exploration_fraction=0.1)": ".training(epsilon=…)",

@@ -39,7 +39,7 @@ METHODS: dict[type, str] = {
     "get_checkpointable_components get_metadata get_ctor_args_and_kwargs",
     DefaultPPOTorchRLModule: "setup forward_inference forward_exploration forward_train _forward _forward_train "
     "get_initial_state is_stateful get_inference_action_dist_cls get_exploration_action_dist_cls "
-    "get_train_action_dist_cls get_state set_state compute_values unwrapped get_non_inference_attributes "
+    "get_train_action_dist_cls get_state set_state compute_values get_non_inference_attributes "
     "as_multi_rl_module compile get_metadata get_ctor_args_and_kwargs",
     ConnectorV2: "__call__ recompute_output_observation_space recompute_output_action_space get_state set_state "
     "merge_states reset_state",

@@ -287,8 +287,8 @@ def test_making_many_environments_tells_how_far_it_is(
     caplog: pytest.LogCaptureFixture,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("rlzmq.core.printable._FIRST_S", 0.0)
-    monkeypatch.setattr("rlzmq.core.printable._EVERY_S", 0.0)
+    monkeypatch.setattr("rlzmq.core.errors._FIRST_S", 0.0)
+    monkeypatch.setattr("rlzmq.core.errors._EVERY_S", 0.0)
     num_envs, context = (4 if mode == "sync" else 3), EnvContext(worker_index=worker_index)
     if mode == "multi-agent":
         env: Any = make_multi_agent_vec(MultiAgentCartPole, num_envs=num_envs, context=context)

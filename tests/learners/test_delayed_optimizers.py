@@ -35,7 +35,7 @@ class Delayed(Learner):
     ) -> torch.Tensor:
         loss: torch.Tensor = fwd_out[Columns.ACTION_DIST_INPUTS].square().mean()
         if self.steps_optimizer(module_id, "rarely"):
-            rare_loss = self.module[module_id].unwrapped().extra(batch[Columns.OBS]).square().mean()
+            rare_loss = self.module[module_id].extra(batch[Columns.OBS]).square().mean()
             self.log_stats(module_id, {"rare_loss": rare_loss, "step": float(len(self.steps))})
             loss = loss + rare_loss
         return loss

@@ -132,7 +132,7 @@ class APPOLearner(IMPALALearner, TargetNetworkUpdates):
     ) -> Tensor:
         """Clipped surrogate + value loss − entropy bonus + KL penalty; see `appo_loss`."""
         settings = cast(APPOTrainingSettings, config)
-        module = self.module[module_id].unwrapped()
+        module = self.module[module_id]
         mask = batch.get(Columns.LOSS_MASK)
         actions = batch[Columns.ACTIONS]
         dist_cls = module.get_train_action_dist_cls()

@@ -37,7 +37,7 @@ class BCLearner(OfflineLearner):
         self, *, module_id: str, config: BaseConfig, batch: dict[str, Any], fwd_out: dict[str, Any]
     ) -> Tensor:
         """Return minus the mean log-likelihood of the actions; see `bc_loss`."""
-        module = self.module[module_id].unwrapped()
+        module = self.module[module_id]
         logits = module.require_output(fwd_out, Columns.ACTION_DIST_INPUTS)
         dist = module.get_train_action_dist_cls().from_logits(logits)
         loss = bc_loss(dist.logp(batch[Columns.ACTIONS]), batch.get(Columns.LOSS_MASK))

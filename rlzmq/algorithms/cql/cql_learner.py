@@ -110,7 +110,7 @@ class CQLLearner(OfflineLearner, SACLearner):
             module_id=module_id, config=config, batch=batch, fwd_out=fwd_out
         )
         settings = cast(CQLTrainingSettings, config)
-        module: Any = self.module[module_id].unwrapped()
+        module: Any = self.module[module_id]
         sampled_q_BCN, log_densities_BN = module.values_of_sampled_actions(batch, settings.num_actions)
         penalty = conservative_penalty(
             sampled_q_BCN=sampled_q_BCN,

@@ -158,7 +158,7 @@ class DQNLearner(ReplayLearner):
     ) -> Tensor:
         """Return the loss of the chosen actions' values against n-step targets; see `dqn_loss`."""
         settings = cast(DQNTrainingSettings, config)
-        module = self.module[module_id].unwrapped()
+        module = self.module[module_id]
         # The trained steps of a stateful module's sequences become rows.
         mask: Tensor | None = None
         if module.is_stateful():

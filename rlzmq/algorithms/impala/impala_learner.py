@@ -104,7 +104,7 @@ class IMPALALearner(TorchLearner):
         self, *, module_id: str, config: BaseConfig, batch: dict[str, Any], fwd_out: dict[str, Any]
     ) -> Tensor:
         """Return the mean of policy loss + value loss − entropy bonus over the rows; see `impala_loss`."""
-        module = self.module[module_id].unwrapped()
+        module = self.module[module_id]
         logits = module.require_output(fwd_out, Columns.ACTION_DIST_INPUTS)
         dist = module.get_train_action_dist_cls().from_logits(logits)
         terms = impala_loss_terms(

@@ -123,7 +123,7 @@ class IQLLearner(OfflineLearner, TargetNetworkLearner):
     def configure_optimizers_for_module(self, module_id: str, config: BaseConfig) -> None:
         """Register the optimizers "qf", "policy" and "value"."""
         settings = cast(IQLTrainingSettings, config)
-        module: Any = self.module[module_id].unwrapped()
+        module: Any = self.module[module_id]
         self.register_adam_optimizers(
             module_id,
             {
@@ -138,7 +138,7 @@ class IQLLearner(OfflineLearner, TargetNetworkLearner):
     ) -> Tensor:
         """Return the sum of the losses of critics, value function and policy; see `iql_loss`."""
         settings = cast(IQLTrainingSettings, config)
-        module: Any = self.module[module_id].unwrapped()
+        module: Any = self.module[module_id]
         q_BC, values_B = (module.require_output(fwd_out, name) for name in ("qf_preds", "vf_preds"))
         logits = module.require_output(fwd_out, Columns.ACTION_DIST_INPUTS)
         target = target_outputs(module, batch)

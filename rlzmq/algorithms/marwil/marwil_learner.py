@@ -163,7 +163,7 @@ class MARWILLearner(OfflineLearner):
     ) -> Tensor:
         """Return the weighted imitation loss plus the value loss; see `marwil_loss_terms`."""
         settings = cast(MARWILTrainingSettings, config)
-        module = self.module[module_id].unwrapped()
+        module = self.module[module_id]
         logits = module.require_output(fwd_out, Columns.ACTION_DIST_INPUTS)
         dist: Any = module.get_train_action_dist_cls().from_logits(logits)
         terms = marwil_loss_terms(

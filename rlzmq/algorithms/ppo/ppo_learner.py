@@ -212,7 +212,7 @@ class PPOLearner(TorchLearner):
         self, *, module_id: str, config: BaseConfig, batch: dict[str, Any], fwd_out: dict[str, Any]
     ) -> Tensor:
         """Return policy loss + value loss − entropy bonus + KL penalty; see `rlzmq.algorithms.ppo.ppo_learner`."""
-        module = self.module[module_id].unwrapped()
+        module = self.module[module_id]
         settings = cast(PPOTrainingSettings, config)
         if settings.target_kl is not None:
             self.is_last_epoch = True  # as far as is known

@@ -99,7 +99,7 @@ class SACLearner(ReplayLearner):
     def configure_optimizers_for_module(self, module_id: str, config: BaseConfig) -> None:
         """Register the optimizers "qf", "policy" and "alpha"."""
         settings = cast(SACTrainingSettings, config)
-        module: Any = self.module[module_id].unwrapped()
+        module: Any = self.module[module_id]
         self.register_adam_optimizers(
             module_id,
             {
@@ -113,7 +113,7 @@ class SACLearner(ReplayLearner):
         self, *, module_id: str, config: BaseConfig, batch: dict[str, Any], fwd_out: dict[str, Any]
     ) -> Tensor:
         """Return the sum of the losses of critics, policy and temperature; see `sac_loss`."""
-        module: Any = self.module[module_id].unwrapped()
+        module: Any = self.module[module_id]
         q_BC, logp_B = (module.require_output(fwd_out, name) for name in ("qf_preds", "logp_resampled"))
         alpha = module.log_alpha.detach().exp()
         critics = self.compute_critic_loss(module, config, batch, fwd_out, alpha)

@@ -30,7 +30,7 @@ class TD3Learner(ReplayLearner):
     def configure_optimizers_for_module(self, module_id: str, config: BaseConfig) -> None:
         """Register the optimizers "qf" and "policy"; the latter is delayed."""
         settings = cast(TD3TrainingSettings, config)
-        module: Any = self.module[module_id].unwrapped()
+        module: Any = self.module[module_id]
         self.register_adam_optimizers(
             module_id,
             {"qf": (list(module.qfs.parameters()), settings.critic_lr), "policy": (None, settings.actor_lr)},
@@ -42,7 +42,7 @@ class TD3Learner(ReplayLearner):
     ) -> Tensor:
         """Return the sum of the critics' losses and, if the policy's optimizer steps, of the policy's."""
         settings = cast(TD3TrainingSettings, config)
-        module: Any = self.module[module_id].unwrapped()
+        module: Any = self.module[module_id]
         q_BC = module.require_output(fwd_out, "qf_preds")
         clip = settings.target_noise_clip
         noise = (settings.target_noise * torch.randn_like(batch[Columns.ACTIONS])).clamp(-clip, clip)

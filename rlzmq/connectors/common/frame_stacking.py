@@ -9,17 +9,14 @@ import gymnasium as gym
 import numpy as np
 import numpy.typing as npt
 
-from rlzmq.connectors.common.layout import drop_observations_of_steps
+from rlzmq.connectors.common.layout import OBSERVATION_READERS, drop_observations_of_steps
 from rlzmq.connectors.connector_v2 import Batch, Memory, TorchPiece
 from rlzmq.connectors.observation_pieces import OF_AGENTS, ObservationPiece, agent_space
 from rlzmq.connectors.rows import RowsContext
 from rlzmq.core.errors import UnsupportedSpaceError
 from rlzmq.episodes.columns import Columns
 
-__all__ = ["OBSERVATION_READERS", "FrameStacking", "FrameStackingEnvToModule", "FrameStackingLearner"]
-
-OBSERVATION_READERS = "observation_readers"
-"""Key in shared_data of a learner pipeline: pieces whose `observations_of` other pieces must use."""
+__all__ = ["FrameStacking", "FrameStackingEnvToModule", "FrameStackingLearner"]
 
 
 class FrameStacking(ObservationPiece):

@@ -1,7 +1,7 @@
 """Pieces for learner pipelines."""
 
 from rlzmq.connectors.common.frame_stacking import FrameStackingLearner
-from rlzmq.connectors.learner.add_columns import (
+from rlzmq.connectors.common.layout import (
     AddColumnsFromEpisodesToTrainBatch,
     AddInfosFromEpisodesToTrainBatch,
     AddNextObservationsFromEpisodesToTrainBatch,
