@@ -35,7 +35,7 @@ from rlzmq.driver.driver_link import DriverLink, MetaCheck, ReportReader
 from rlzmq.driver.join_files import JoinKeys, pack_config
 from rlzmq.driver.supervision import BrokerSupervisor, Supervisor
 from rlzmq.driver.updates import Accounting, ConnectorSync, UpdateResult, num_left_out
-from rlzmq.protocol.events import Report
+from rlzmq.protocol.core import Report
 from rlzmq.roles.peer_link import new_peer_id, spaces_digest
 from rlzmq.wire.messages import Notice, OpenUpdate, Progress
 

@@ -16,8 +16,8 @@ from rlzmq.core.errors import cut, printable
 from rlzmq.core.metrics import MetricsLogger
 from rlzmq.core.patience import HEARTBEAT_S
 from rlzmq.driver.updates import Accounting, ConnectorSync
+from rlzmq.protocol.core import Instruction, Received, Report, Send, Tell
 from rlzmq.protocol.driver_core import DriverCore
-from rlzmq.protocol.events import Instruction, Received, Report, Send, Tell
 from rlzmq.protocol.ledger import RunnerRecord
 from rlzmq.roles.peer_link import (
     PeerLink,

@@ -9,8 +9,16 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from rlzmq.protocol.events import Instruction, Received, Report, Send, Tell
-from rlzmq.protocol.peer_core import PeerCore, PeerTimers, unless_stopped
+from rlzmq.protocol.core import (
+    Instruction,
+    PeerCore,
+    PeerTimers,
+    Received,
+    Report,
+    Send,
+    Tell,
+    unless_stopped,
+)
 from rlzmq.wire.codec import Buffer, FragmentId, MalformedFrameError
 from rlzmq.wire.fragment_message import FragmentRange, pack_ranges, unpack_blobs, unpack_ranges
 from rlzmq.wire.messages import (

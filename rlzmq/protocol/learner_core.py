@@ -16,8 +16,17 @@ from __future__ import annotations
 from collections import OrderedDict
 from dataclasses import dataclass, field, replace
 
-from rlzmq.protocol.events import DecodeShard, DropShards, Instruction, Received, RunUpdate, Send
-from rlzmq.protocol.peer_core import PeerCore, PeerTimers, unless_stopped
+from rlzmq.protocol.core import (
+    DecodeShard,
+    DropShards,
+    Instruction,
+    PeerCore,
+    PeerTimers,
+    Received,
+    RunUpdate,
+    Send,
+    unless_stopped,
+)
 from rlzmq.wire.codec import Buffer, FragmentId, from_header, to_header
 from rlzmq.wire.fragment_message import FragmentRange, pack_ranges, unpack_ranges
 from rlzmq.wire.messages import (

@@ -18,10 +18,27 @@ from dataclasses import dataclass
 from typing import Any
 
 from rlzmq.core.patience import Patience
-from rlzmq.protocol.events import ApplyConnectorState, ApplyWeights, Instruction, Received, Send, StartLease
-from rlzmq.protocol.peer_core import LARGE_BYTES, PeerCore, PeerTimers, unless_stopped
-from rlzmq.protocol.weights import WeightsReceiver, open_publication
-from rlzmq.wire.codec import Buffer, FragmentId, Spans, WireError
+from rlzmq.protocol.core import (
+    LARGE_BYTES,
+    ApplyConnectorState,
+    ApplyWeights,
+    Instruction,
+    PeerCore,
+    PeerTimers,
+    Received,
+    Send,
+    StartLease,
+    unless_stopped,
+)
+from rlzmq.wire.codec import (
+    Buffer,
+    FragmentId,
+    Publication,
+    Spans,
+    WireError,
+    open_publication,
+    weights_digest,
+)
 from rlzmq.wire.fragment_message import encode_fragment, to_spans
 from rlzmq.wire.messages import (
     Accepted,
@@ -38,11 +55,71 @@ from rlzmq.wire.messages import (
     SnapshotRequest,
 )
 
-__all__ = ["RunnerCore"]
+__all__ = ["RunnerCore", "WeightsReceiver"]
 
 # Enough to recognize a duplicate of any lease message that can still arrive.
 _MAX_RETURNS = 4  # beyond that, large messages are probably lost on the way
 _NUM_REMEMBERED_LEASES = 256
+
+
+class WeightsReceiver:
+    """Decides which weights a receiver applies. It stores no weights, only their order.
+
+    Weights are ordered by (generation, version). A generation is one formation of the learner group, in which the
+    version increases by one per committed update. Each version is published at most once. A receiver that missed one
+    (a late joiner, a slow subscriber) requests a snapshot and gets the latest one, never a queue of old ones.
+
+    Guarantees: weights accepted by `offer` are strictly newer than all accepted before, belong to
+    this run and layout, and match their digest if they have one.
+
+    Args:
+        run_id: Expected run; "" accepts any.
+        layout_digest: Expected layout; "" accepts any.
+    """
+
+    generation: int
+    version: int
+
+    def __init__(self, run_id: str = "", layout_digest: str = "") -> None:
+        self.run_id = run_id
+        self.layout_digest = layout_digest
+        self.generation = -1
+        self.version = -1
+        self.refused: dict[str, int] = {}
+
+    @property
+    def order(self) -> tuple[int, int]:
+        """(generation, version) of the applied weights; (-1, -1) before the first."""
+        return (self.generation, self.version)
+
+    def offer(self, header: Publication, body: object) -> bool:
+        """Return whether to apply these weights now; True also records them as applied.
+
+        A notice (no body) is never applied. Refusals are counted in ``refused`` by reason:
+        "old", "run", "layout", "digest".
+        """
+        if self.run_id and header.run_id != self.run_id:
+            return self._refuse("run")
+        if not header.has_body:
+            return False
+        if header.order <= self.order:
+            return self._refuse("old")
+        if self.layout_digest and header.layout_digest != self.layout_digest:
+            return self._refuse("layout")
+        if header.digest and weights_digest(body) != header.digest:
+            return self._refuse("digest")
+        self.generation, self.version = header.order
+        return True
+
+    def satisfies(self, generation: int, version: int, *, exact: bool) -> bool:
+        """Return whether a lease that requires these weights may be sampled with the applied ones."""
+        if self.generation < generation:
+            return False
+        return self.version == version if exact else self.version >= version
+
+    def _refuse(self, reason: str) -> bool:
+        self.refused[reason] = self.refused.get(reason, 0) + 1
+        return False
 
 
 @dataclass(slots=True)

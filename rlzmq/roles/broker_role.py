@@ -46,7 +46,7 @@ from rlzmq.core.process import end_if_out_of_memory, limit_memory
 from rlzmq.net.keys import CurveServer
 from rlzmq.protocol.broker.core import BrokerCore, BrokerEvent, BrokerOptions
 from rlzmq.protocol.broker.state import Peer
-from rlzmq.protocol.events import (
+from rlzmq.protocol.core import (
     Malformed,
     Overrun,
     PeerLost,

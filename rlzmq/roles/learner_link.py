@@ -41,18 +41,23 @@ from rlzmq.episodes.episode_batch import EpisodeBatch
 from rlzmq.learners.distributed import DesynchronizedError
 from rlzmq.modules.rl_module import RLModule
 from rlzmq.modules.weights import WeightsLayout
-from rlzmq.protocol.events import (
+from rlzmq.protocol.core import (
     DecodeShard,
     DropShards,
     Instruction,
     RunUpdate,
 )
 from rlzmq.protocol.learner_core import LearnerCore
-from rlzmq.protocol.weights import PUBLICATION_PREFIX_BYTES, new_publication_buffer, seal_publication
 from rlzmq.roles.arrival_log import ArrivalLog
 from rlzmq.roles.peer_link import Curve, PeerLink, ends_link, new_peer_id
 from rlzmq.runners.module_step import ModuleStep
-from rlzmq.wire.codec import Buffer, FragmentId
+from rlzmq.wire.codec import (
+    PUBLICATION_PREFIX_BYTES,
+    Buffer,
+    FragmentId,
+    new_publication_buffer,
+    seal_publication,
+)
 from rlzmq.wire.fragment_message import decode_fragment
 from rlzmq.wire.messages import Shard, ShardPlan
 from rlzmq.wire.values import pack_blob

@@ -28,8 +28,7 @@ from rlzmq.net.events import SocketEvent
 from rlzmq.net.keys import Authenticator, CurveServer
 from rlzmq.net.shared_memory import SharedFrames
 from rlzmq.net.socket import DrainSocket, SendTicket
-from rlzmq.protocol.weights import notice_of, open_publication
-from rlzmq.wire.codec import Buffer
+from rlzmq.wire.codec import Buffer, notice_of, open_publication
 
 __all__ = ["BrokerListeners", "Outbox"]
 

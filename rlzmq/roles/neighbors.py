@@ -27,8 +27,7 @@ from rlzmq.net.context import Context, SocketOptions
 from rlzmq.net.shared_memory import SegmentPool, SharedFrames
 from rlzmq.net.socket import DrainSocket
 from rlzmq.protocol.runner_core import RunnerCore
-from rlzmq.protocol.weights import open_publication
-from rlzmq.wire.codec import Buffer, WireError
+from rlzmq.wire.codec import Buffer, WireError, open_publication
 from rlzmq.wire.messages import Snapshot, SnapshotRequest, decode_message, encode_message
 
 __all__ = ["Neighbors"]

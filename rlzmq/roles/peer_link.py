@@ -32,7 +32,7 @@ from rlzmq.net.context import Context, SocketOptions
 from rlzmq.net.keys import CurveClient, KeyPair
 from rlzmq.net.shared_memory import SegmentPool, SharedFrames
 from rlzmq.net.socket import DrainSocket
-from rlzmq.protocol.events import Instruction, Received, Send, Stop
+from rlzmq.protocol.core import Instruction, Received, Send, Stop
 from rlzmq.wire.codec import Buffer, SchemaError, WireError, WireMessage
 from rlzmq.wire.messages import Goodbye, TraceClock, TraceEvents, decode_message
 from rlzmq.wire.values import pack_blob, unpack_blob

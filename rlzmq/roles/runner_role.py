@@ -40,7 +40,7 @@ from rlzmq.net.context import Context, SocketOptions
 from rlzmq.net.keys import JoinFile
 from rlzmq.net.shared_memory import FOLDED_TOPIC
 from rlzmq.net.socket import DrainSocket
-from rlzmq.protocol.events import (
+from rlzmq.protocol.core import (
     ApplyConnectorState,
     ApplyWeights,
     Instruction,
@@ -49,7 +49,6 @@ from rlzmq.protocol.events import (
     StartLease,
 )
 from rlzmq.protocol.runner_core import RunnerCore
-from rlzmq.protocol.weights import PUBLICATION_TOPIC
 from rlzmq.roles.neighbors import Neighbors
 from rlzmq.roles.peer_link import (
     MAX_MESSAGE_BYTES,
@@ -62,6 +61,7 @@ from rlzmq.roles.peer_link import (
     spaces_digest,
 )
 from rlzmq.runners.vector_env_runners import make_env_runner
+from rlzmq.wire.codec import PUBLICATION_TOPIC
 from rlzmq.wire.fragment_message import sorted_by_env
 from rlzmq.wire.messages import Snapshot, SnapshotRequest, encode_message
 from rlzmq.wire.values import unpack_blob

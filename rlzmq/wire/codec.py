@@ -10,14 +10,22 @@ and the frames are not inspected. Received data is never imported, executed, or 
 checked against the received bytes, and a refusal is a `WireError` with a reason code, which the caller counts.
 
 The messages of the data plane are dataclasses, declared with `message`: a header has exactly their fields.
+
+A publication of weights is one frame, so that the transport (conflation, a dropped part) cannot separate the weights
+from their version:
+
+```
+[wire version][kind PUBLICATION][header length: 2 bytes][msgpack header][zeros up to 512][body]
+```
 """
 
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Final, NamedTuple, TypeAlias, TypeVar, dataclass_transform
 
 import msgpack  # type: ignore[import-untyped]
@@ -34,6 +42,8 @@ __all__ = [
     "MAX_HEADER_BYTES",
     "MESSAGES",
     "PUBLICATION",
+    "PUBLICATION_PREFIX_BYTES",
+    "PUBLICATION_TOPIC",
     "WIRE_VERSION",
     "ArrayMismatchError",
     "BoundExceededError",
@@ -42,6 +52,7 @@ __all__ = [
     "Head",
     "MalformedFrameError",
     "Message",
+    "Publication",
     "SchemaError",
     "Spans",
     "UnknownVersionError",
@@ -60,9 +71,14 @@ __all__ = [
     "from_header",
     "kind_of",
     "message",
+    "new_publication_buffer",
+    "notice_of",
+    "open_publication",
     "pack_header",
+    "seal_publication",
     "to_header",
     "unpack_header",
+    "weights_digest",
     "wire_decoder",
 ]
 
@@ -652,7 +668,7 @@ MESSAGES: dict[int, type[WireMessage]] = {}
 """The messages of the data plane by kind."""
 
 PUBLICATION = 51
-"""The kind of a publication, which is only sent on PUB; see `rlzmq.protocol.weights`."""
+"""The kind of a publication, which is only sent on PUB."""
 
 FOLDED, FRAMES_NEEDED = 96, 97
 """The kinds between the sockets of one host that no role sees, see `rlzmq.net.shared_memory`."""
@@ -678,3 +694,116 @@ def message(kind: int, senders: str = "") -> Callable[[type[M]], type[M]]:
         return declared
 
     return declare
+
+
+# Fixed, so that a learner copies its weights directly after it and the body stays aligned.
+PUBLICATION_PREFIX_BYTES = 512
+# Prefix that a SUB socket subscribes to: publications of this wire version only.
+PUBLICATION_TOPIC = bytes((WIRE_VERSION, PUBLICATION))
+
+
+@dataclass(frozen=True, slots=True)
+class Publication:
+    """The header of a weights publication.
+
+    Attributes:
+        run_id: Weights of another run are refused.
+        generation, version: Their place in the order of all weights.
+        digest: `weights_digest` of the body. "" in shared memory, which cannot change while anyone holds it.
+        layout_digest: ``WeightsLayout.digest``: names, shapes and dtypes of the parameters in the body.
+        num_bytes: Size of the body.
+        has_body: False for a notice. The body is then fetched with a snapshot request.
+        num_env_steps: Lifetime env steps of the run that updates received before these weights.
+    """
+
+    run_id: str
+    generation: int
+    version: int
+    digest: str
+    layout_digest: str
+    num_bytes: int
+    has_body: bool = True
+    num_env_steps: int = 0
+
+    @property
+    def order(self) -> tuple[int, int]:
+        """(generation, version). Newer weights compare greater."""
+        return (self.generation, self.version)
+
+
+def new_publication_buffer(num_bytes: int) -> npt.NDArray[np.uint8]:
+    """Return a uint8[512 + num_bytes] buffer: copy the weights into ``buffer[512:]``, then seal it."""
+    return np.zeros(PUBLICATION_PREFIX_BYTES + num_bytes, np.uint8)
+
+
+def weights_digest(body: Buffer) -> str:
+    """Return the hex SHA-256 of the flat weights."""
+    return hashlib.sha256(body).hexdigest()
+
+
+def seal_publication(
+    buffer: npt.NDArray[np.uint8],
+    *,
+    run_id: str,
+    generation: int,
+    version: int,
+    layout_digest: str,
+    num_env_steps: int = 0,
+    has_digest: bool = True,
+) -> Publication:
+    """Write the header before the body at ``buffer[512:]``. The buffer is then the frame.
+
+    Raises:
+        BoundExceededError: The ids are so long that the header does not fit into the prefix.
+    """
+    body = buffer[PUBLICATION_PREFIX_BYTES:]
+    header = Publication(
+        run_id,
+        generation,
+        version,
+        weights_digest(body.data) if has_digest else "",
+        layout_digest,
+        len(body),
+        num_env_steps=num_env_steps,
+    )
+    prefix = _prefix(header)
+    buffer[:PUBLICATION_PREFIX_BYTES] = np.frombuffer(prefix, np.uint8)
+    return header
+
+
+def notice_of(header: Publication) -> bytes:
+    """Return a frame that announces weights without carrying them."""
+    return _prefix(replace(header, has_body=False))
+
+
+@wire_decoder
+def open_publication(frame: Buffer) -> tuple[Publication, memoryview]:
+    """Return the header and body of a publication frame; `WeightsReceiver` checks the digest.
+
+    Raises:
+        WireError: It is not a publication of this wire version, or the body's length differs from the declared one.
+    """
+    view = memoryview(frame).cast("B")
+    if len(view) < PUBLICATION_PREFIX_BYTES:
+        raise MalformedFrameError(f"a publication has at least 512 bytes, got {len(view)}")
+    if view[0] != WIRE_VERSION:
+        raise UnknownVersionError(f"publication of wire version {view[0]}, this side speaks {WIRE_VERSION}")
+    length = int.from_bytes(view[2:4], "little")
+    if view[1] != PUBLICATION or length > PUBLICATION_PREFIX_BYTES - 4:
+        raise MalformedFrameError("not a publication: wrong kind or header length")
+    fields = unpack_header(view[4 : 4 + length])
+    if not isinstance(fields, dict):
+        raise MalformedFrameError("a publication's header is a map")
+    header = from_header(Publication, fields)
+    body = view[PUBLICATION_PREFIX_BYTES:]
+    if len(body) != (header.num_bytes if header.has_body else 0):
+        raise ArrayMismatchError(f"weights of {header.num_bytes} bytes declared, {len(body)} came")
+    return header, body
+
+
+def _prefix(header: Publication) -> bytes:
+    packed = pack_header(to_header(header))
+    if len(packed) > PUBLICATION_PREFIX_BYTES - 4:
+        raise BoundExceededError(f"a publication's header has at most 508 bytes, got {len(packed)}")
+    first = PUBLICATION_TOPIC + len(packed).to_bytes(2, "little") + packed
+    return first.ljust(PUBLICATION_PREFIX_BYTES, b"\0")

@@ -52,7 +52,7 @@ class World:
 
     def __init__(self, kind: str, num_runners: int, seed: int = 0, trouble: float = 0.0) -> None:
         from rlzmq.protocol.broker.core import BrokerCore, BrokerOptions
-        from rlzmq.protocol.events import Received, Tick
+        from rlzmq.protocol.core import Received, Tick
         from rlzmq.wire import messages
 
         self.m, self.received, self.tick = messages, Received, Tick
@@ -178,7 +178,7 @@ class World:
         self.send(peer, message, frames=frames)
 
     def lost(self, peer: str) -> Any:
-        from rlzmq.protocol.events import PeerLost
+        from rlzmq.protocol.core import PeerLost
 
         return PeerLost(peer.encode())
 
@@ -198,7 +198,7 @@ class World:
         self.publish(done.update_id + 1)
 
     def publish(self, version: int) -> None:
-        from rlzmq.protocol.weights import new_publication_buffer, seal_publication
+        from rlzmq.wire.codec import new_publication_buffer, seal_publication
 
         buffer = new_publication_buffer(8)
         seal_publication(buffer, run_id="bench", generation=1, version=version, layout_digest="")

@@ -11,11 +11,11 @@ import numpy as np
 from rlzmq.net.context import Context, SocketOptions
 from rlzmq.net.socket import DrainSocket
 from rlzmq.protocol import events as E
+from rlzmq.protocol.core import PeerTimers
 from rlzmq.protocol.driver_core import DriverCore
 from rlzmq.protocol.learner_core import LearnerCore
-from rlzmq.protocol.peer_core import PeerTimers
 from rlzmq.protocol.runner_core import RunnerCore
-from rlzmq.protocol.weights import PUBLICATION_TOPIC, new_publication_buffer, seal_publication
+from rlzmq.wire.codec import PUBLICATION_TOPIC, new_publication_buffer, seal_publication
 from rlzmq.wire.fragment_message import decode_fragment
 from rlzmq.wire.messages import OpenUpdate, Shard, ShardPlan, decode_message
 

@@ -9,7 +9,7 @@ import pytest
 
 from rlzmq.driver.driver_link import ReportReader
 from rlzmq.driver.updates import Accounting
-from rlzmq.protocol.events import Report
+from rlzmq.protocol.core import Report
 from rlzmq.wire.codec import FragmentId
 from rlzmq.wire.values import pack_blob
 

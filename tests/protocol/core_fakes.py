@@ -5,9 +5,8 @@ from __future__ import annotations
 from typing import Any, TypeVar
 
 from rlzmq.protocol.broker.core import BrokerCore, BrokerOptions
-from rlzmq.protocol.events import Instruction, Received, Send
-from rlzmq.protocol.peer_core import PeerCore, PeerTimers
-from rlzmq.protocol.weights import new_publication_buffer, seal_publication
+from rlzmq.protocol.core import Instruction, PeerCore, PeerTimers, Received, Send
+from rlzmq.wire.codec import new_publication_buffer, seal_publication
 from rlzmq.wire.fragment_message import encode_fragment, pack_ranges
 from rlzmq.wire.messages import (
     Fragment,

@@ -6,7 +6,7 @@ import pytest
 from core_fakes import Bench
 
 from rlzmq.protocol.broker import state
-from rlzmq.protocol.events import Overrun, PeerLost, Received, Tick
+from rlzmq.protocol.core import Overrun, PeerLost, Received, Tick
 from rlzmq.wire.messages import Hello, Notice, Refused, Rejected, Welcome
 
 ORIGIN = "runner at 10.0.0.9"

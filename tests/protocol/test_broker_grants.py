@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from core_fakes import Bench, bench_with_runner
 
-from rlzmq.protocol.events import Malformed, Tick
+from rlzmq.protocol.core import Malformed, Tick
 from rlzmq.wire.messages import (
     ConnectorState,
     Goodbye,

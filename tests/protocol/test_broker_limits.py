@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from core_fakes import Bench
 
+from rlzmq.protocol.core import Tick
 from rlzmq.protocol.driver_core import parse_report
-from rlzmq.protocol.events import Tick
 from rlzmq.wire.messages import (
     Accepted,
     DriverState,

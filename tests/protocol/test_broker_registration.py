@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from core_fakes import Bench, publication
 
-from rlzmq.protocol.events import Malformed, PeerLost, Send
+from rlzmq.protocol.core import Malformed, PeerLost, Send
 from rlzmq.wire.codec import FragmentId
 from rlzmq.wire.fragment_message import FragmentRange, pack_ranges
 from rlzmq.wire.messages import (

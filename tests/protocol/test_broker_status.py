@@ -5,9 +5,8 @@ from __future__ import annotations
 import pytest
 from core_fakes import Bench, bench_with_runner, publication
 
-from rlzmq.protocol.events import PeerLost, Publish, Tick
-from rlzmq.protocol.weights import open_publication
-from rlzmq.wire.codec import FragmentId
+from rlzmq.protocol.core import PeerLost, Publish, Tick
+from rlzmq.wire.codec import FragmentId, open_publication
 from rlzmq.wire.fragment_message import FragmentRange, unpack_ranges
 from rlzmq.wire.messages import (
     Committed,

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from core_fakes import Bench, bench_with_runner
 
+from rlzmq.protocol.core import Quarantine
 from rlzmq.protocol.driver_core import parse_report
-from rlzmq.protocol.events import Quarantine
 from rlzmq.wire.codec import FragmentId
 from rlzmq.wire.messages import (
     Committed,

@@ -7,16 +7,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlzmq.protocol.weights import (
+from rlzmq.protocol.runner_core import WeightsReceiver
+from rlzmq.wire import codec
+from rlzmq.wire.codec import (
     PUBLICATION_PREFIX_BYTES,
     PUBLICATION_TOPIC,
-    WeightsReceiver,
     new_publication_buffer,
     notice_of,
     open_publication,
     seal_publication,
 )
-from rlzmq.wire import codec
 
 
 def _publication(

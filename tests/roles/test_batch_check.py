@@ -14,7 +14,7 @@ from rlzmq.core.spaces import space_to_plain
 from rlzmq.episodes.episode_batch import EpisodeBatch
 from rlzmq.episodes.multi_agent_episode import MultiAgentEpisode
 from rlzmq.episodes.single_agent_episode import SingleAgentEpisode
-from rlzmq.protocol.events import DecodeShard
+from rlzmq.protocol.core import DecodeShard
 from rlzmq.roles.learner_link import BatchCheck, LearnerLink
 from rlzmq.wire.fragment_message import encode_fragment
 from rlzmq.wire.messages import Fragment, Shard

@@ -13,7 +13,7 @@ import pytest
 import zmq
 
 from rlzmq.core.errors import ConfigurationError, PeerLostError
-from rlzmq.protocol.events import Quarantine, Send
+from rlzmq.protocol.core import Quarantine, Send
 from rlzmq.roles.broker_role import BrokerRole
 from rlzmq.wire.codec import FragmentId
 from rlzmq.wire.fragment_message import decode_fragment, encode_fragment, fragment_from_bytes

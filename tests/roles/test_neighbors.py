@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 
 from rlzmq.net.context import Context, SocketOptions
-from rlzmq.protocol.events import Send
+from rlzmq.protocol.core import Send
 from rlzmq.protocol.runner_core import RunnerCore
-from rlzmq.protocol.weights import new_publication_buffer, notice_of, open_publication, seal_publication
 from rlzmq.roles.neighbors import Neighbors
+from rlzmq.wire.codec import new_publication_buffer, notice_of, open_publication, seal_publication
 from rlzmq.wire.messages import SnapshotRequest
 
 _OPTIONS = SocketOptions(max_message_bytes=1 << 20, reconnect_interval_max_ms=100)

@@ -9,9 +9,9 @@ import pytest
 
 from rlzmq import PPOConfig
 from rlzmq.core.metrics import StageTimers
-from rlzmq.protocol.events import ApplyWeights
-from rlzmq.protocol.weights import Publication
+from rlzmq.protocol.core import ApplyWeights
 from rlzmq.roles.runner_role import EnvRunnerRole, IdleTime, RunnerLink
+from rlzmq.wire.codec import Publication
 
 
 @pytest.fixture

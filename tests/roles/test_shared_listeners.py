@@ -15,14 +15,15 @@ from rlzmq.net.context import Context, SocketOptions
 from rlzmq.net.keys import CurveClient
 from rlzmq.net.shared_memory import FOLDED_TOPIC, MIN_SHARED_BYTES, Segment, SegmentPool, SharedFrames
 from rlzmq.net.socket import DrainSocket
-from rlzmq.protocol.weights import (
+from rlzmq.roles.listeners import BrokerListeners
+from rlzmq.wire.codec import (
+    FOLDED,
     PUBLICATION_TOPIC,
+    SchemaError,
     new_publication_buffer,
     open_publication,
     seal_publication,
 )
-from rlzmq.roles.listeners import BrokerListeners
-from rlzmq.wire.codec import FOLDED, SchemaError
 from rlzmq.wire.messages import decode_message
 
 LARGE = SocketOptions(max_message_bytes=1 << 26, linger_ms=500)

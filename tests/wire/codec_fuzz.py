@@ -23,10 +23,9 @@ from rlzmq.episodes.episode_batch import EpisodeBatch
 from rlzmq.episodes.multi_agent_episode import MultiAgentEpisode
 from rlzmq.episodes.single_agent_episode import SingleAgentEpisode
 from rlzmq.net.socket import pack_frames, sizes_of, unpack_frames
-from rlzmq.protocol.weights import new_publication_buffer, open_publication, seal_publication
 from rlzmq.roles.learner_link import BatchCheck
 from rlzmq.wire import messages as m
-from rlzmq.wire.codec import decode, encode
+from rlzmq.wire.codec import decode, encode, new_publication_buffer, open_publication, seal_publication
 from rlzmq.wire.fragment_message import (
     FragmentRange,
     decode_fragment,

@@ -30,7 +30,7 @@ from rlzmq.protocol.broker.intake import Intake
 from rlzmq.protocol.broker.registration import Registration
 from rlzmq.protocol.broker.state import BrokerOptions, BrokerState, OpenedUpdate, Peer, PublishedState, Run
 from rlzmq.protocol.broker.updates import Delivery, Recovery, Reports, Updates
-from rlzmq.protocol.events import (
+from rlzmq.protocol.core import (
     Instruction,
     Malformed,
     Overrun,

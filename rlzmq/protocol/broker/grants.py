@@ -11,7 +11,7 @@ from typing import NamedTuple, TypeVar
 from rlzmq.core.patience import FACTOR, TICK_S
 from rlzmq.core.update_plan import plan_lease, small_lease, step_allowance
 from rlzmq.protocol.broker.state import BrokerState, Peer, PublishedState
-from rlzmq.protocol.events import Received
+from rlzmq.protocol.core import Received
 from rlzmq.protocol.ledger import GrantedLease, Turn
 from rlzmq.wire.messages import Lease, LeaseReturned, OpenUpdate, RunnerState
 

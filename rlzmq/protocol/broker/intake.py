@@ -11,7 +11,7 @@
 from __future__ import annotations
 
 from rlzmq.protocol.broker.state import BrokerState, Peer
-from rlzmq.protocol.events import Received
+from rlzmq.protocol.core import Received
 from rlzmq.protocol.ledger import DropReason, GrantedLease, RunnerRecord
 from rlzmq.wire.codec import SchemaError
 from rlzmq.wire.fragment_message import to_spans

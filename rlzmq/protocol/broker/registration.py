@@ -6,7 +6,7 @@ from functools import cache
 
 from rlzmq.core.patience import NARROW_PATH, Patience
 from rlzmq.protocol.broker.state import BrokerState, Newcomer, Peer, PublishedState
-from rlzmq.protocol.events import Received
+from rlzmq.protocol.core import Received
 from rlzmq.wire.messages import Goodbye, Hello, Refused, Welcome
 
 __all__ = ["Registration"]

@@ -18,10 +18,18 @@ from dataclasses import dataclass, field
 from typing import Literal, TypeVar
 
 from rlzmq.core.patience import HEARTBEAT_S, RESEND_S, Patience, Retries
-from rlzmq.protocol.events import Instruction, Publish, Received, Send
+from rlzmq.protocol.core import Instruction, Publish, Received, Send
 from rlzmq.protocol.ledger import DropReason, Entry, LeaseBook, Ledger, Pace, RunnerRecord
-from rlzmq.protocol.weights import Publication, notice_of, open_publication
-from rlzmq.wire.codec import Buffer, FragmentId, Spans, WireMessage, first_number
+from rlzmq.wire.codec import (
+    Buffer,
+    FragmentId,
+    Publication,
+    Spans,
+    WireMessage,
+    first_number,
+    notice_of,
+    open_publication,
+)
 from rlzmq.wire.fragment_message import FragmentRange, to_spans
 from rlzmq.wire.messages import (
     Config,

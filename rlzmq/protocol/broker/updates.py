@@ -25,7 +25,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 
 from rlzmq.protocol.broker.state import BrokerState, KeptReport, OpenedUpdate, Peer, PublishedState, Run
-from rlzmq.protocol.events import Quarantine, Received
+from rlzmq.protocol.core import Quarantine, Received
 from rlzmq.protocol.ledger import DropReason, Entry, Ledger
 from rlzmq.wire.codec import FragmentId
 from rlzmq.wire.fragment_message import FragmentRange, pack_blobs, pack_ranges, slice_fragment, unpack_ranges
