@@ -43,7 +43,6 @@ from rlzmq.algorithms.checkpoints import (
     write_algorithm,
 )
 from rlzmq.algorithms.evaluation import Evaluation
-from rlzmq.algorithms.module_changes import NewRules
 from rlzmq.algorithms.results import Iterations, merge_into
 from rlzmq.algorithms.run_modules import RunModules
 from rlzmq.algorithms.stored_config import Given
@@ -56,7 +55,7 @@ from rlzmq.core.metrics import MetricsLogger
 from rlzmq.core.process import LastWords, apply_log_level, end_process
 from rlzmq.core.run_dir import RunDir
 from rlzmq.core.tracebacks import ShortTraceback
-from rlzmq.driver.process_config import PLACES
+from rlzmq.driver.process_config import PLACES, NewRules
 from rlzmq.driver.session import Session
 from rlzmq.driver.synchronous import CallbackDispatch, drive, needs_processes
 from rlzmq.driver.updates import Accounting

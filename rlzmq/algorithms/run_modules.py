@@ -3,22 +3,23 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 from rlzmq.algorithms.evaluation import Evaluation
-from rlzmq.algorithms.module_changes import (
-    SAME_RULES,
-    ModuleChange,
-    NewRules,
-    plan_addition,
-    plan_removal,
-    plan_training,
-)
 from rlzmq.algorithms.stored_config import modules_to_store, stored_spec
 from rlzmq.config.base_config import BaseConfig
+from rlzmq.core.errors import ConfigurationError
 from rlzmq.core.synonyms import did_you_mean
-from rlzmq.driver.process_config import PLACES, ModuleConfigs
+from rlzmq.driver.process_config import (
+    PLACES,
+    SAME_RULES,
+    ModuleConfigs,
+    NewRules,
+    training,
+    with_module,
+    without_module,
+)
 from rlzmq.driver.session import Session
 from rlzmq.modules.multi_rl_module_spec import MultiRLModuleSpec
 from rlzmq.modules.spec import RLModuleSpec
@@ -52,32 +53,81 @@ class RunModules:
         rules: NewRules = SAME_RULES,
     ) -> MultiRLModuleSpec:
         """Add a module at these places (see AsyncAlgorithm.add_module)."""
-        change = plan_addition(
-            self.configs,
-            self._session.spaces,
-            module_id,
-            module_spec,
-            places=places,
-            config_overrides=config_overrides,
-            rules=rules,
-        )
-        return await self._apply(change, self._has_own_rule or rules.to_train is not None)
+        if not places:
+            raise ValueError(f"add_module({module_id!r}): no place to add it to.")
+        before, spaces = self.configs, self._session.spaces
+
+        def added(config: BaseConfig, spec: RLModuleSpec | None) -> BaseConfig:
+            return with_module(config, module_id, spec, config_overrides=config_overrides, rules=rules)
+
+        run = added(before.run, module_spec)
+        filled = run.get_multi_rl_module_spec(spaces={"__env_single__": spaces})[module_id]
+        module = filled.build(seed=run.seed, module_id=module_id)  # raises here if it cannot be built
+        if "learners" in places:
+            run.learner_class.check_module(module_id, module, run)
+        by_place = {}
+        for place in PLACES:
+            config = getattr(before, place)
+            by_place[place] = added(config, filled.copy()) if place in places else rules.applied_to(config)
+        configs = ModuleConfigs(run=added(before.run, filled.copy()), **by_place)
+
+        def change(learner: Any) -> None:
+            if "learners" in places:
+                learner.add_module(
+                    module_id=module_id,
+                    module_spec=filled,
+                    config_overrides=config_overrides,
+                    new_should_module_be_updated=rules.to_train,
+                )
+
+        return await self._apply(configs, change, self._has_own_rule or rules.to_train is not None)
 
     async def remove(
         self, module_id: str, *, places: Collection[str] = PLACES, rules: NewRules = SAME_RULES
     ) -> MultiRLModuleSpec:
         """Remove a module at these places (see AsyncAlgorithm.remove_module)."""
-        change = plan_removal(self.configs, self._session.spaces, module_id, places=places, rules=rules)
-        return await self._apply(change, self._has_own_rule or rules.to_train is not None)
-
-    async def _apply(self, change: ModuleChange | None, has_own_rule: bool) -> MultiRLModuleSpec:
-        if change is not None:
-            configs = change.configs
-            await self._session.change_modules(configs, change.change)
-            await self._evaluation.change_modules(
-                configs.eval_env_runners, configs.synced_module_ids("eval_env_runners")
+        before = self.configs
+        if module_id not in before.run.module_ids:
+            without_module(before.run, module_id)  # raises KeyError
+        by_place = {}
+        for place in PLACES:
+            config = getattr(before, place)
+            is_there = place in places and module_id in config.module_ids
+            by_place[place] = (
+                without_module(config, module_id, rules=rules) if is_there else rules.applied_to(config)
             )
-            self.configs = configs
+        is_left = any(module_id in config.module_ids for config in by_place.values())
+        run = rules.applied_to(before.run) if is_left else without_module(before.run, module_id, rules=rules)
+
+        def change(learner: Any) -> None:
+            if "learners" in places and module_id in learner.module:
+                learner.remove_module(module_id, new_should_module_be_updated=rules.to_train)
+
+        has_own_rule = self._has_own_rule or rules.to_train is not None
+        return await self._apply(ModuleConfigs(run=run, **by_place), change, has_own_rule)
+
+    async def _train_only(self, module_ids: Sequence[str] | None, has_own_rule: bool) -> None:
+        """Train only these modules; None: all."""
+        places = {place: training(getattr(self.configs, place), module_ids) for place in ("run", *PLACES)}
+        if all(config is getattr(self.configs, place) for place, config in places.items()):
+            self._has_own_rule = has_own_rule
+            return
+
+        def change(learner: Any) -> None:
+            learner.policies_to_train = module_ids
+
+        await self._apply(ModuleConfigs(**places), change, has_own_rule)
+
+    async def _apply(
+        self, configs: ModuleConfigs, change: Callable[[Any], Any], has_own_rule: bool
+    ) -> MultiRLModuleSpec:
+        """Give all places their new configs; ``change(learner)`` changes a learner."""
+        _check_mapping(configs, self._session.spaces[0])
+        await self._session.change_modules(configs, change)
+        await self._evaluation.change_modules(
+            configs.eval_env_runners, configs.synced_module_ids("eval_env_runners")
+        )
+        self.configs = configs
         self._has_own_rule = has_own_rule
         return self._session.learner_group.module_spec  # type: ignore[no-any-return]
 
@@ -98,12 +148,12 @@ class RunModules:
             await self.remove(module_id)
         rule = stored.get("trained")
         # If neither run changed which modules are trained, the config's rule is kept.
-        if rule is not None and (rule["is_changed"] or self._has_own_rule):
-            await self._apply(self._plan_rule(rule), rule["is_changed"])
-
-    def _plan_rule(self, rule: Mapping[str, Any]) -> ModuleChange | None:
+        if rule is None or not (rule["is_changed"] or self._has_own_rule):
+            return
         if not rule["is_function"]:
-            return plan_training(self.configs, rule["module_ids"])
+            await self._train_only(rule["module_ids"], rule["is_changed"])
+            return
+        self._has_own_rule = rule["is_changed"]
         trained = self.configs.run.policies_to_train
         if not callable(trained):
             _log.warning(
@@ -111,7 +161,6 @@ class RunModules:
                 "these are trained: %s. Pass config=… with other policies_to_train to change that.",
                 trained or "all",
             )
-        return None
 
     def check(self, module_ids: Iterable[str]) -> None:
         """Raise KeyError if the learners lack one of these modules."""
@@ -119,3 +168,19 @@ class RunModules:
         for module_id in module_ids:
             if module_id not in known:
                 raise KeyError(f"the learners have no module {module_id!r}.{did_you_mean(module_id, known)}")
+
+
+def _check_mapping(configs: ModuleConfigs, observation_spaces: object) -> None:
+    """Raise ConfigurationError if an agent is mapped to a module that its runners lack."""
+    for place in ("env_runners", "eval_env_runners"):
+        config = getattr(configs, place)
+        for agent_id in getattr(observation_spaces, "spaces", ()):
+            try:
+                module_id = config.policy_mapping_fn(agent_id, None)
+            except Exception:  # the function reads the episode
+                return
+            if module_id not in config.module_ids:
+                raise ConfigurationError(
+                    f"policy_mapping_fn({agent_id!r}, episode) returns {module_id!r}, which the {place} would "
+                    f"not have; they would have {config.module_ids}. Pass new_agent_to_module_mapping_fn=…"
+                )

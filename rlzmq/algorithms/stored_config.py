@@ -14,7 +14,6 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal
 
-from rlzmq.algorithms.module_changes import training, with_module, without_module
 from rlzmq.algorithms.registry import config_class_named
 from rlzmq.config.base_config import BaseConfig
 from rlzmq.config.plain import code_names, plain_dict, revive_setting
@@ -24,6 +23,7 @@ from rlzmq.core.errors import CheckpointError, ConfigurationError
 from rlzmq.core.plain import NotPlainError
 from rlzmq.core.spaces import space_to_plain
 from rlzmq.core.trust import NOBODY, Trust, class_name, find_code
+from rlzmq.driver.process_config import training, with_module, without_module
 from rlzmq.modules.multi_rl_module_spec import MultiRLModuleSpec
 from rlzmq.modules.spec import RLModuleSpec
 

@@ -18,7 +18,7 @@ from rlzmq import (
     PPOConfig,
     RLModuleSpec,
 )
-from rlzmq.algorithms.module_changes import with_module
+from rlzmq.driver.process_config import with_module
 from rlzmq.envs.examples import MultiAgentCartPole
 
 

@@ -19,7 +19,7 @@ from rlzmq import (
     ValueFunctionAPI,
     tune,
 )
-from rlzmq.algorithms.module_changes import NewRules
+from rlzmq.driver.process_config import NewRules
 from rlzmq.envs.examples import MultiAgentCartPole
 
 

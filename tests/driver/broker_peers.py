@@ -10,7 +10,7 @@ import numpy as np
 
 from rlzmq.net.context import Context, SocketOptions
 from rlzmq.net.socket import DrainSocket
-from rlzmq.protocol import events as E
+from rlzmq.protocol import core as E
 from rlzmq.protocol.core import PeerTimers
 from rlzmq.protocol.driver_core import DriverCore
 from rlzmq.protocol.learner_core import LearnerCore

@@ -19,7 +19,7 @@ import numpy as np
 from history import History, Step
 
 from rlzmq.core.update_plan import ReplayRatio
-from rlzmq.protocol import events as E
+from rlzmq.protocol import core as E
 from rlzmq.protocol.broker.core import BrokerCore, BrokerOptions
 from rlzmq.protocol.broker.updates import rank_shares
 from rlzmq.protocol.driver_core import DriverCore

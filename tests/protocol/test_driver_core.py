@@ -8,7 +8,7 @@ import pytest
 from core_fakes import TIMERS, instructions_in, messages_in, receive, welcome
 
 from rlzmq.core.patience import Retries
-from rlzmq.protocol import events as E
+from rlzmq.protocol import core as E
 from rlzmq.protocol.driver_core import DriverCore, parse_report
 from rlzmq.wire import messages as m
 from rlzmq.wire.codec import FragmentId, WireError

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from core_fakes import TIMERS, instructions_in, messages_in, receive, welcome
 
-from rlzmq.protocol import events as E
+from rlzmq.protocol import core as E
 from rlzmq.protocol import learner_core
 from rlzmq.protocol.learner_core import LearnerCore, LearnerMemory
 from rlzmq.wire import messages as m

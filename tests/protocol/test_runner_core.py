@@ -7,7 +7,7 @@ import itertools
 import pytest
 from core_fakes import TIMERS, instructions_in, messages_in, publication, receive, welcome
 
-from rlzmq.protocol import events as E
+from rlzmq.protocol import core as E
 from rlzmq.protocol.runner_core import RunnerCore
 from rlzmq.wire import messages as m
 from rlzmq.wire.codec import WireError
