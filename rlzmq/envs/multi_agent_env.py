@@ -13,7 +13,7 @@ from rlzmq.core.errors import ConfigurationError, EnvError, MultiAgentEnvError
 from rlzmq.core.imports import import_optional
 from rlzmq.core.synonyms import did_you_mean
 from rlzmq.envs.registry import EnvContext, EnvEntry, MakingEnvs, make_env, resolve_env
-from rlzmq.envs.sync_vector import Recover
+from rlzmq.envs.sync_vector import Recover, Reproduction, plain_action
 from rlzmq.episodes.step_values import as_flag
 
 __all__ = [
@@ -578,8 +578,6 @@ class SyncVectorMultiAgentEnv:
         resetting: bool[N], whether the last step reset the environment.
         is_resetting: Whether an environment is being created or reset in a step right now; for other threads.
         failed: Indices of the environments that were recreated in the last step or reset.
-        episode_seeds: The seed of each environment's last reset, or None.
-        episode_actions: The actions of each environment's current episode; of very long ones, none.
         recover: See `LeanSyncVectorEnv`.
     """
 
@@ -602,8 +600,8 @@ class SyncVectorMultiAgentEnv:
         self.is_resetting: bool = False
         self.failed: list[int] = []
         self.recover: Recover | None = None
-        self.episode_seeds: list[int | None] = [None] * self.num_envs
-        self.episode_actions: list[list[AgentDict]] = [[] for _ in range(self.num_envs)]
+        self._episode_seeds: list[int | None] = [None] * self.num_envs
+        self._episode_actions: list[list[AgentDict]] = [[] for _ in range(self.num_envs)]
 
     @property
     def unwrapped(self) -> SyncVectorMultiAgentEnv:
@@ -675,7 +673,7 @@ class SyncVectorMultiAgentEnv:
             )
         rows: list[Row] = []
         self.failed = []
-        needs_reset, histories = self.needs_reset, self.episode_actions
+        needs_reset, histories = self.needs_reset, self._episode_actions
         self.resetting[:] = needs_reset
         stepped = zip(self.envs, actions, needs_reset.tolist(), strict=True)
         for index, (env, action_dict, is_over) in enumerate(stepped):
@@ -701,11 +699,19 @@ class SyncVectorMultiAgentEnv:
                 needs_reset[index] = True
         return rows
 
+    def way_of(self, index: int) -> Reproduction | None:
+        """Return the reset and the actions of environment ``index`` in its current episode; None for very long ones."""
+        actions = self._episode_actions[index]
+        if len(actions) == _STEPS_KEPT:
+            return None
+        plain = [{agent_id: plain_action(action) for agent_id, action in one.items()} for one in actions]
+        return Reproduction(self._episode_seeds[index], None, plain)
+
     # -- inside --------------------------------------------------------------------------------
 
     def _note_reset(self, index: int, seed: int | None) -> None:
-        self.episode_seeds[index] = seed
-        self.episode_actions[index] = []
+        self._episode_seeds[index] = seed
+        self._episode_actions[index] = []
 
     def _reset_env(
         self, index: int, seed: int | None, options: dict[str, Any] | None

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
+from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
@@ -20,7 +22,7 @@ from rlzmq.core.tree import tree_leaves, tree_map
 from rlzmq.envs.observation_check import misfit
 from rlzmq.episodes.step_values import FLAG_TYPES, REWARD_TYPES, as_flag, as_info, as_reward
 
-__all__ = ["ActionHistory", "LeanSyncVectorEnv", "Recover", "SparseStep", "Way"]
+__all__ = ["ActionHistory", "LeanSyncVectorEnv", "Recover", "Reproduction", "SparseStep", "plain_action"]
 
 Recover = Callable[[int, str, Exception], int | None]
 
@@ -28,28 +30,56 @@ Recover = Callable[[int, str, Exception], int | None]
 _STEPS_BETWEEN_BEGINS = 256
 _STEPS_KEPT = 4_096
 _BYTES_KEPT = 1 << 25
+_MAX_SHOWN = 50  # actions in an error's text
 
 SparseInfos = dict[int, dict[str, Any]]
 SparseStep = tuple[Any, NDArray[np.float64], NDArray[np.bool_], NDArray[np.bool_], SparseInfos]
 
 
-@dataclass(frozen=True, slots=True)
-class Way:
-    """A reset of an environment, and its actions since then. An action after an episode's end is a reset.
+@dataclass
+class Reproduction:
+    """The reset and the actions that led an environment to where it is, e.g. to its exception.
 
     Attributes:
-        seed: Seed of the reset, or None.
-        random: State of the environment's bit generator before the reset, or None.
-        actions: The actions, leaves ``[T, ...]``; None if T = 0.
+        seed: Seed of the reset; None: the environment continued with its own random numbers.
+        random_state: State of the environment's bit generator before that reset, if it has one.
+        actions: The actions since the reset, as plain values. An action after the end of an episode denotes a reset.
     """
 
     seed: int | None
-    random: Any
-    actions: Any
+    random_state: dict[str, Any] | None
+    actions: list[Any]
+
+    def before(self, num_steps: int) -> Reproduction | None:
+        """Return the way to where the environment was `num_steps` steps before; None if it was reset since."""
+        num = len(self.actions) - num_steps
+        return None if num < 0 else Reproduction(self.seed, self.random_state, self.actions[:num])
+
+    def __str__(self) -> str:
+        if self.seed is not None:
+            begin = f"reset(seed={self.seed})"
+        elif self.random_state is not None:
+            begin = "reset() with the random state in the exception's `way_there`"
+        else:
+            begin = "reset()"
+        num = len(self.actions)
+        if not num:
+            return f"To reproduce: {begin}."
+        shown = "in the exception's `way_there`" if num > _MAX_SHOWN else self.actions
+        return (
+            f"To reproduce: {begin}, then {num} step{'s' if num > 1 else ''} (after an episode's end a step is a "
+            f"reset) with the actions {shown}."
+        )
+
+
+def plain_action(action: object) -> Any:
+    """Return an action as Python values, which are shorter to read and equivalent for the environment."""
+    action = tree_map(np.asarray, action)
+    return tree_map(lambda leaf: leaf.item() if leaf.ndim == 0 else leaf.tolist(), action)
 
 
 class ActionHistory:
-    """The newest actions of a vector env, in a ring, and an earlier reset of each environment.
+    """The newest actions of a vector env, and an earlier reset of each environment.
 
     Attributes:
         num_steps: Number of vector steps so far.
@@ -59,34 +89,18 @@ class ActionHistory:
     def __init__(self, num_envs: int) -> None:
         self.num_steps: int = 0
         self.due: list[int] = [0] * num_envs
-        self._begins: list[tuple[int, int | None, Any] | None] = [
-            None
-        ] * num_envs  # (step, seed, random state)
-        self._rows: Any = None  # leaves [K, N, ...]
-        self._num_kept = 1
+        # Of each environment: step, seed and random state of the reset.
+        self._begins: list[tuple[int, int | None, Any] | None] = [None] * num_envs
+        self._actions: deque[Any] = deque()
 
-    def record(self, actions: object) -> None:
+    def record(self, actions: Any) -> None:
         """Record the actions of the vector step that is about to happen, a tree of arrays ``[N, ...]``."""
-        rows = self._rows
-        if type(actions) is np.ndarray and type(rows) is np.ndarray and rows.dtype is actions.dtype:
-            rows[self.num_steps % self._num_kept] = actions
-        else:
-            self._record_tree(tree_map(np.asarray, actions))
+        if not self.num_steps:
+            num_bytes = sum(np.asarray(leaf).nbytes for leaf in tree_leaves(actions))
+            self._actions = deque(maxlen=max(1, min(_STEPS_KEPT, _BYTES_KEPT // max(num_bytes, 1))))
+        copied = actions.copy() if type(actions) is np.ndarray else tree_map(np.array, actions)
+        self._actions.append(copied)
         self.num_steps += 1
-
-    def _record_tree(self, actions: object) -> None:
-        """Write nested actions, or such of another dtype."""
-        if self._rows is None:
-            num_bytes = sum(leaf.nbytes for leaf in tree_leaves(actions))
-            self._num_kept = num = max(1, min(_STEPS_KEPT, _BYTES_KEPT // max(num_bytes, 1)))
-            self._rows = tree_map(lambda leaf: np.zeros((num, *leaf.shape), leaf.dtype), actions)
-        pairs = zip(tree_leaves(self._rows), tree_leaves(actions), strict=True)
-        if not all(np.can_cast(leaf.dtype, rows.dtype) for rows, leaf in pairs):
-            self._rows = tree_map(
-                lambda rows, leaf: rows.astype(np.result_type(rows.dtype, leaf.dtype)), self._rows, actions
-            )
-        for rows, leaf in zip(tree_leaves(self._rows), tree_leaves(actions), strict=True):
-            rows[self.num_steps % self._num_kept] = leaf
 
     def begin(self, index: int, env: Any, seed: int | None) -> None:
         """Record that environment `index` is about to be reset before step `num_steps`."""
@@ -106,18 +120,18 @@ class ActionHistory:
         self._begins[index] = None
         self.due[index] = self.num_steps
 
-    def way_of(self, index: int) -> Way | None:
+    def way_of(self, index: int) -> Reproduction | None:
         """Return a reset of environment `index` and all actions since; None if they are unknown or too many."""
         begin = self._begins[index]
         if begin is None:
             return None
-        step, seed, random = begin
-        if self.num_steps == step:
-            return Way(seed, random, None)
-        if step < self.num_steps - self._num_kept:
+        step, seed, random_state = begin
+        first = len(self._actions) - (self.num_steps - step)
+        if first < 0:
             return None
-        order = np.arange(step, self.num_steps) % self._num_kept
-        return Way(seed, random, tree_map(lambda rows: rows[order, index], self._rows))
+        rows = itertools.islice(self._actions, first, None)
+        actions = [plain_action(tree_map(lambda leaf: leaf[index], row)) for row in rows]
+        return Reproduction(seed, random_state, actions)
 
 
 def _plain_random(value: object) -> object:
@@ -140,6 +154,7 @@ class LeanSyncVectorEnv(SyncVectorEnv):
         history: The newest actions of each environment, with which an error is reproduced.
         failed: Indices of the environments that were recovered in the last ``step_sparse``: they were reset instead
             of stepped, and their action was not used.
+        needs_reset: Whether each environment is done, so that the next step resets it.
         is_resetting: Whether an environment is being reset in a step right now; for other threads.
     """
 
@@ -161,7 +176,7 @@ class LeanSyncVectorEnv(SyncVectorEnv):
             spaces.Box | spaces.Discrete | spaces.MultiDiscrete | spaces.MultiBinary,
         )
         self._latest_obs: list[Any] = [None] * num_envs
-        self._needs_reset: list[bool] = [False] * num_envs
+        self.needs_reset: list[bool] = [False] * num_envs
         self._reward_buffer = np.zeros(num_envs, dtype=np.float64)
         self._terminated_buffer = np.zeros(num_envs, dtype=np.bool_)
         self._truncated_buffer = np.zeros(num_envs, dtype=np.bool_)
@@ -194,7 +209,7 @@ class LeanSyncVectorEnv(SyncVectorEnv):
                 self._latest_obs[index], info = self._recovered(index, "reset", error)
             if info:
                 infos[index] = info
-        self._needs_reset = [False] * self.num_envs
+        self.needs_reset = [False] * self.num_envs
         self._terminated_buffer[:] = False
         self._truncated_buffer[:] = False
         return self._gather(), infos
@@ -225,7 +240,7 @@ class LeanSyncVectorEnv(SyncVectorEnv):
             self._terminated_buffer,
             self._truncated_buffer,
         )
-        needs_reset = self._needs_reset
+        needs_reset = self.needs_reset
         infos: SparseInfos = {}
         if self.failed:
             self.failed = []
@@ -264,9 +279,9 @@ class LeanSyncVectorEnv(SyncVectorEnv):
                     infos[index] = info
         return self._gather(), rewards, terminated, truncated, infos
 
-    def needs_reset(self, index: int) -> bool:
-        """Return whether environment ``index`` is done, so that the next step resets it."""
-        return self._needs_reset[index]
+    def way_of(self, index: int) -> Reproduction | None:
+        """Return what led environment ``index`` to where it is, if that is known."""
+        return self.history.way_of(index)
 
     def _begin(
         self, index: int, env: gym.Env[Any, Any], seed: int | None, options: dict[str, Any] | None
@@ -369,7 +384,7 @@ class LeanSyncVectorEnv(SyncVectorEnv):
         for index in np.flatnonzero(mask).tolist():
             self._begin(index, self.envs[index], seeds[index], options)
             self._latest_obs[index], info = self.envs[index].reset(seed=seeds[index], options=options)
-            self._needs_reset[index] = False
+            self.needs_reset[index] = False
             self._terminated_buffer[index] = self._truncated_buffer[index] = False
             if info:
                 infos[index] = info

@@ -13,7 +13,7 @@ step ``obs_env_ts[k]``.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, Final, NamedTuple
 
 from rlzmq.core.errors import MultiAgentEnvError
@@ -483,34 +483,20 @@ def _given(observation: object, action: object, reward: object, info: object) ->
     return ", ".join(f"{name} {value!r}" for name, value in named.items() if value is not None)
 
 
+_FACTS = ("env_t_started", "env_t", "lookback", "is_terminated", "is_truncated", "departed", "early_rewards")
+
+
 def timeline_to_plain(timeline: Timeline, where: str) -> dict[str, Any]:
     """Return a timeline as plain values, or as ``{"objects": …}`` if a hanging action or reward has no plain form."""
-    tracks = [
-        {
-            "agent_id": agent_id,
-            "obs_env_ts": list(track.obs_env_ts),
-            "pending": None
-            if track.pending is None
-            else {"action": track.pending.action, "outputs": dict(track.pending.extra_model_outputs)},
-            "reward": track.reward,
-            "reward_before_start": track.reward_before_start,
-            "terminated": track.terminated,
-            "truncated": track.truncated,
-            "done_env_t": track.done_env_t,
-            "output_keys": None if track.output_keys is None else sorted(track.output_keys),
-        }
-        for agent_id, track in timeline.tracks.items()
-    ]
-    data = {
-        "env_t_started": timeline.env_t_started,
-        "env_t": timeline.env_t,
-        "lookback": timeline.lookback,
-        "is_terminated": timeline.is_terminated,
-        "is_truncated": timeline.is_truncated,
-        "departed": dict(timeline.departed),
-        "early_rewards": dict(timeline.early_rewards),
-        "tracks": tracks,
-    }
+    tracks = []
+    for agent_id, track in timeline.tracks.items():
+        values = {each.name: getattr(track, each.name) for each in fields(track)}
+        if track.pending is not None:
+            values["pending"] = track.pending.action, dict(track.pending.extra_model_outputs)
+        if track.output_keys is not None:
+            values["output_keys"] = sorted(track.output_keys)
+        tracks.append([agent_id, values])
+    data = {**{name: getattr(timeline, name) for name in _FACTS}, "tracks": tracks}
     try:
         plain: dict[str, Any] = to_plain(data, where)
     except NotPlainError:
@@ -524,39 +510,24 @@ def timeline_from_plain(plain: Mapping[str, Any]) -> Timeline:
     Raises:
         ValueError: The value is not a timeline, or its numbers contradict each other.
     """
+    timeline = Timeline()
     try:
         data = plain["objects"] if "objects" in plain else from_plain(plain)
-        timeline = Timeline(_count(data["env_t_started"]), _count(data["lookback"]))
-        timeline.env_t = _count(data["env_t"])
-        timeline.is_terminated = bool(data["is_terminated"])
-        timeline.is_truncated = bool(data["is_truncated"])
-        timeline.departed = {
-            agent_id: (bool(terminated), bool(truncated), int(env_t))
-            for agent_id, (terminated, truncated, env_t) in data["departed"].items()
-        }
-        timeline.early_rewards = dict(data["early_rewards"])
-        for track in data["tracks"]:
-            pending, keys = track["pending"], track["output_keys"]
-            timeline.tracks[track["agent_id"]] = AgentTrack(
-                [_count(env_t) for env_t in track["obs_env_ts"]],
-                None if pending is None else Pending(pending["action"], dict(pending["outputs"])),
-                track["reward"],
-                track["reward_before_start"],
-                bool(track["terminated"]),
-                bool(track["truncated"]),
-                int(track["done_env_t"]),
-                None if keys is None else frozenset(map(str, keys)),
-            )
+        for name in _FACTS:
+            setattr(timeline, name, type(getattr(timeline, name))(data[name]))
+        for agent_id, values in data["tracks"]:
+            track = AgentTrack(**{**values, "pending": None, "output_keys": None})
+            if values["pending"] is not None:
+                action, outputs = values["pending"]
+                track.pending = Pending(action, dict(outputs))
+            if values["output_keys"] is not None:
+                track.output_keys = frozenset(map(str, values["output_keys"]))
+            timeline.tracks[agent_id] = track
+        is_sound = timeline.env_t >= timeline.env_t_started and all(
+            track.obs_env_ts for track in timeline.tracks.values()
+        )
     except (KeyError, TypeError, AttributeError) as error:
         raise ValueError(f"expected a timeline, got one with a wrong field: {error!r}.") from error
-    if timeline.env_t < timeline.env_t_started or any(
-        not track.obs_env_ts for track in timeline.tracks.values()
-    ):
+    if not is_sound:
         raise ValueError("expected a timeline with env_t >= env_t_started and an observation per agent.")
     return timeline
-
-
-def _count(value: object) -> int:
-    if type(value) is not int:
-        raise TypeError(f"expected an int, got {type(value).__name__}")
-    return value

@@ -7,25 +7,20 @@ import math
 import time
 from collections import Counter, deque
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any, Protocol
-
-import numpy as np
 
 from rlzmq.config.base_config import BaseConfig
 from rlzmq.core.errors import EnvError, ExitRaisedError, StepFailedRecreateEnvError, cut
 from rlzmq.core.process import end_if_out_of_memory
 from rlzmq.core.tracebacks import is_of_user, place_of, shows_all_frames, user_errors
-from rlzmq.core.tree import tree_map, tree_unstack
 from rlzmq.envs.registry import resolve_env
-from rlzmq.envs.sync_vector import Way
+from rlzmq.envs.sync_vector import Reproduction
 from rlzmq.episodes.step_values import NO_INFO
 
-__all__ = ["EnvFailures", "FailingRunner", "Reproduction", "close_env"]
+__all__ = ["EnvFailures", "FailingRunner", "close_env"]
 
 _log = logging.getLogger("rlzmq.runners")
 _WINDOW_S = 60.0
-_MAX_SHOWN = 50  # actions in an error's text
 
 
 class FailingRunner(Protocol):
@@ -37,50 +32,6 @@ class FailingRunner(Protocol):
     num_failures_in_a_row: int
 
     def describe_envs(self) -> str: ...
-
-
-@dataclass
-class Reproduction:
-    """The reset and the actions that led an environment to its exception.
-
-    Attributes:
-        seed: Seed of the reset; None: the environment continued with its own random numbers.
-        random_state: State of the environment's bit generator before that reset, if it has one.
-        actions: The actions since the reset; the last one raised the exception. An action after the end of an episode
-            denotes a reset.
-    """
-
-    seed: int | None
-    random_state: dict[str, Any] | None
-    actions: list[Any]
-
-    @classmethod
-    def of_way(cls, way: Way, rows: object) -> Reproduction:
-        """Create from a way and a selection of its actions, leaves ``[T, ...]``."""
-        actions = [] if rows is None else [_plain(row) for row in tree_unstack(rows)]
-        return cls(way.seed, way.random, actions)
-
-    @classmethod
-    def of_agents(cls, seed: int | None, actions: Sequence[dict[Any, Any]]) -> Reproduction:
-        """Create for a multi-agent environment, from one dict of actions by agent id per step."""
-        plain = [{agent_id: _plain(action) for agent_id, action in one.items()} for one in actions]
-        return cls(seed, None, plain)
-
-    def __str__(self) -> str:
-        if self.seed is not None:
-            begin = f"reset(seed={self.seed})"
-        elif self.random_state is not None:
-            begin = "reset() with the random state in the exception's `way_there`"
-        else:
-            begin = "reset()"
-        num = len(self.actions)
-        if not num:
-            return f"To reproduce: {begin}."
-        shown = "in the exception's `way_there`" if num > _MAX_SHOWN else self.actions
-        return (
-            f"To reproduce: {begin}, then {num} step{'s' if num > 1 else ''} (after an episode's end a step is a "
-            f"reset) with the actions {shown}."
-        )
 
 
 class EnvFailures:
@@ -235,9 +186,3 @@ def close_env(env: Any, worker_index: int) -> None:
                     part.close()
             except Exception:
                 _log.debug("Another one raised in close().", exc_info=True)
-
-
-def _plain(action: object) -> Any:
-    """Return an action as Python values, which are shorter to read and equivalent for the environment."""
-    action = tree_map(np.asarray, action)
-    return tree_map(lambda leaf: leaf.item() if leaf.ndim == 0 else leaf.tolist(), action)

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, NoReturn
 
 import gymnasium as gym
+import numpy as np
 import torch
 
 from rlzmq.config.base_config import BaseConfig
@@ -31,6 +32,7 @@ from rlzmq.core.signatures import TellsUncalled
 from rlzmq.core.synonyms import did_you_mean
 from rlzmq.core.update_plan import derive_seed
 from rlzmq.envs.registry import EnvContext
+from rlzmq.envs.sync_vector import Reproduction
 from rlzmq.episodes.bad_values import BadChunks, BadValue
 from rlzmq.episodes.columns import DEFAULT_AGENT_ID, DEFAULT_MODULE_ID
 from rlzmq.episodes.episode_batch import EpisodeBatch
@@ -38,7 +40,7 @@ from rlzmq.modules.multi_rl_module import MultiRLModule
 from rlzmq.modules.output_check import check_acting_outputs
 from rlzmq.modules.weights import WeightsLayout
 from rlzmq.replay.shards import EpisodeRecorder
-from rlzmq.runners.env_failures import EnvFailures, Reproduction, close_env
+from rlzmq.runners.env_failures import EnvFailures, close_env
 from rlzmq.runners.episode_metrics import (
     HOW_TO_LIMIT,
     EpisodeMetrics,
@@ -182,6 +184,7 @@ class EnvRunner(TellsUncalled, Checkpointable):
         timers: Seconds per stage of the current sample call.
         weights_seq_no: The version of the weights in use, stored with each step.
         generator: The torch generator of all action sampling.
+        num_failures_in_a_row: Number of failures of environments since an episode ended normally.
         env_watch: Watches calls of environments; by default without a thread.
     """
 
@@ -478,14 +481,6 @@ class EnvRunner(TellsUncalled, Checkpointable):
         """Return a sampler that works on rows, or one with real episodes."""
         raise NotImplementedError
 
-    def _way_there(self, index: int) -> Reproduction | None:
-        """Return the steps that led environment ``index`` to its current state, if known."""
-        return None
-
-    def way_to(self, batch: Any, value: BadValue) -> Reproduction | None:
-        """Return the steps that led an environment to a value in the last sampled batch, if known."""
-        return None
-
     # -- for the driver ------------------------------------------------------------------------
 
     def take_fragment(self, num_vector_steps: int, max_s: float | None = None) -> Any:
@@ -501,13 +496,13 @@ class EnvRunner(TellsUncalled, Checkpointable):
             batch.meta["num_env_steps"] = num_env_steps
         if delta := self.get_connector_delta():
             batch.meta["connector_delta"] = delta
-        return self._with_logged(batch)
+        if custom := self.take_logged():
+            batch.meta["custom_metrics"] = custom
+        return batch
 
     def sample_with_metrics(self, options: Mapping[str, Any]) -> Any:
         """Return ``sample_batch(**options)`` with the metrics logged since the last fragment in the batch's meta."""
-        return self._with_logged(self.sample_batch(**options))
-
-    def _with_logged(self, batch: Any) -> object:
+        batch = self.sample_batch(**options)
         if custom := self.take_logged():
             batch.meta["custom_metrics"] = custom
         return batch
@@ -697,12 +692,27 @@ class EnvRunner(TellsUncalled, Checkpointable):
 
     def recover_env(self, index: int, where: str, error: Exception) -> int | None:
         """Return the seed for the environment that replaces a failed one; see `count_env_failure`."""
-        self.count_env_failure(error, index, where, self._way_there(index))
+        self.count_env_failure(error, index, where, self.env.way_of(index))
         return self.env_seed(index, self.num_env_failures)
 
-    def forget_env_failures(self) -> None:
-        """Reset the count of consecutive failures, after an episode ended normally."""
-        self.num_failures_in_a_row = 0
+    def way_to(self, batch: Any, value: BadValue) -> Reproduction | None:
+        """Return the steps that led an environment to a value in the last sampled batch, if known.
+
+        Args:
+            batch: All chunks of the sample; those of one environment in chronological order.
+            value: The value.
+        """
+        way_of = getattr(self.env, "way_of", None)
+        way: Reproduction | None = None if way_of is None else way_of(value.env_index)
+        if way is None:
+            return None
+        own = np.flatnonzero(batch.env_index == value.env_index)
+        later = own[own > value.episode]
+        is_over = batch.terminated[own[-1]] or batch.truncated[own[-1]]
+        was_reset = int(is_over and not self.env.needs_reset[value.env_index])
+        num_left = int(batch.t_started[value.episode] + batch.length[value.episode]) - value.num_env_steps
+        # The reset between two episodes takes a step.
+        return way.before(num_left + int(batch.length[later].sum()) + len(later) + was_reset)
 
     # -- counters and metrics ------------------------------------------------------------------
 

@@ -128,7 +128,14 @@ class FinishedEpisodes:
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain lists by attribute, for a fragment's meta, without empty returns by id."""
-        return {name: value for name, value in vars(self).items() if type(value) is list or value}
+        plain: dict[str, Any] = {
+            "returns": self.returns,
+            "lengths": self.lengths,
+            "durations_s": self.durations_s,
+        }
+        if self.agent_returns:
+            plain |= {"agent_returns": self.agent_returns, "module_returns": self.module_returns}
+        return plain
 
 
 def recorded_return(info: Mapping[str, Any]) -> float | None:

@@ -270,7 +270,7 @@ class RowsSampler(Sampler):
             needs_reset = terminated_row | truncated_row
             num_resetting = needs_reset.tobytes().count(1)
             if num_resetting:
-                runner.forget_env_failures()
+                runner.num_failures_in_a_row = 0
                 self._num_ends += num_resetting
                 if num_episodes is not None and self._num_ends >= num_episodes:
                     break
@@ -492,16 +492,13 @@ class ColumnBlock:
             larger[:, : end - begin] = leaf[:, begin:end]
             return larger
 
-        for name, column in self.columns.items():
-            part.columns[name] = tree_map(cut, column)
+        part.columns = tree_map(cut, self.columns)
         return part
 
     def flat(self) -> dict[str, Any]:
         """Return the columns as ``[num_envs * num_slots, ...]`` (views)."""
-        return {
-            name: tree_map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:]), column)
-            for name, column in self.columns.items()
-        }
+        columns: dict[str, Any] = tree_map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:]), self.columns)
+        return columns
 
 
 @dataclass

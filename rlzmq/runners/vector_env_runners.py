@@ -14,16 +14,15 @@ from gymnasium.vector.utils import create_empty_array
 from rlzmq.config.base_config import BaseConfig
 from rlzmq.core.errors import EnvError
 from rlzmq.core.metrics import ENV_RESET_TIMER
-from rlzmq.core.tree import tree_leaves, tree_map, tree_unstack
+from rlzmq.core.tree import tree_map, tree_unstack
 from rlzmq.envs.multi_agent_env import SyncVectorMultiAgentEnv, make_multi_agent_vec
 from rlzmq.envs.observation_check import misfit
 from rlzmq.envs.registry import EnvContext
 from rlzmq.envs.sync_vector import LeanSyncVectorEnv, SparseInfos, SparseStep
 from rlzmq.envs.vector import make_vec, sparse_infos
-from rlzmq.episodes.bad_values import BadValue
 from rlzmq.modules.multi_rl_module import MultiRLModule
 from rlzmq.runners.agents_rows_sampler import AgentsRowsSampler
-from rlzmq.runners.env_failures import Reproduction, close_env
+from rlzmq.runners.env_failures import close_env
 from rlzmq.runners.env_runner import EnvRunner
 from rlzmq.runners.episode_sampler import AgentsEpisodeSampler, EpisodeSampler
 from rlzmq.runners.rows_sampler import RowsSampler, Sampler
@@ -143,35 +142,6 @@ class VectorStepper:
         )
         return list(zip(*columns, strict=True))
 
-    def way_to(self, batch: Any, chunk: int, num_steps: int) -> Reproduction | None:
-        """Return the steps that led an environment to a step of the last sampled fragment.
-
-        Args:
-            batch: All chunks of the fragment; those of one environment in chronological order.
-            chunk: Index of the chunk.
-            num_steps: Number of steps in the chunk before that step.
-        """
-        lean, index = self._lean, int(batch.env_index[chunk])
-        known = None if lean is None else lean.history.way_of(index)
-        if lean is None or known is None:
-            return None
-        own = np.flatnonzero(batch.env_index == index)
-        is_done = bool(batch.terminated[own[-1]] or batch.truncated[own[-1]])
-        end = lean.history.num_steps - (is_done and not lean.needs_reset(index))
-        for c in own[::-1].tolist():
-            first = end - int(batch.length[c])
-            if c == chunk:
-                break
-            end = first - 1  # the reset between two episodes takes a vector step
-        rows = known.actions
-        num_known = 0 if rows is None else len(tree_leaves(rows)[0])
-        num_actions = num_known - (lean.history.num_steps - first - num_steps)
-        if num_actions < 0:
-            return None  # only the actions since a later reset are known
-        return Reproduction.of_way(
-            known, None if rows is None else tree_map(lambda leaf: leaf[:num_actions], rows)
-        )
-
     def _remake(self, error: Exception, where: str) -> None:
         """Recreate the whole vector env, since it cannot tell which of its environments raised the error."""
         self._runner.count_env_failure(error, None, where)
@@ -279,15 +249,6 @@ class SingleAgentEnvRunner(EnvRunner):
     def _make_sampler(self, *, on_rows: bool) -> Sampler:
         return RowsSampler(self) if on_rows else EpisodeSampler(self)
 
-    def _way_there(self, index: int) -> Reproduction | None:
-        known = self.env.history.way_of(index)
-        return None if known is None else Reproduction.of_way(known, known.actions)
-
-    def way_to(self, batch: Any, value: BadValue) -> Reproduction | None:
-        steps = value.num_env_steps - int(batch.t_started[value.episode])
-        way: Reproduction | None = self._sampler.stepper.way_to(batch, value.episode, steps)
-        return way
-
     # -- construction --------------------------------------------------------------------------
 
     def _make_vector_env(self, context: EnvContext) -> object:
@@ -323,17 +284,6 @@ class MultiAgentEnvRunner(EnvRunner):
     def _make_sampler(self, *, on_rows: bool) -> Sampler:
         on_rows = on_rows and type(self.multi_rl_module) is MultiRLModule
         return AgentsRowsSampler(self) if on_rows else AgentsEpisodeSampler(self)
-
-    def _way_there(self, index: int) -> Reproduction:
-        return Reproduction.of_agents(self.env.episode_seeds[index], self.env.episode_actions[index])
-
-    def way_to(self, batch: Any, value: BadValue) -> Reproduction | None:
-        e = value.episode
-        seed, actions = self.env.episode_seeds[value.env_index], self.env.episode_actions[value.env_index]
-        is_ongoing = not (batch.terminated[e] or batch.truncated[e])
-        if not is_ongoing or len(actions) != batch.t_started[e] + batch.length[e]:
-            return None  # the episode is over
-        return Reproduction.of_agents(seed, actions[: value.num_env_steps])
 
     # -- construction --------------------------------------------------------------------------
 
