@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import gc
 import pickle
 import weakref
 from collections.abc import Callable
@@ -158,6 +159,37 @@ def test_a_new_initial_state_cannot_pass_for_the_old_one() -> None:
     # While the old one is held, no new one can lie at its address and so have its id.
     assert old() is not None
     assert batch.updated()[1].initial_state.tolist() == [8.0, 8.0]
+
+
+def test_an_item_keeps_the_columns_but_not_the_batch_alive() -> None:
+    class Rewards(np.ndarray):
+        """An array that weak references can watch."""
+
+    batch = runner_batch()
+    rewards = batch.columns[Columns.REWARDS].view(Rewards)
+    batch.columns[Columns.REWARDS], watched = rewards, weakref.ref(rewards)
+    del rewards
+    item = list(batch)[1]
+    gc.disable()
+    try:
+        del batch
+        assert item.get_actions().tolist() == [1000 + step for step in range(5, 10)]
+        assert (item.get_return(), item.initial_state["h"].shape) == (35 / 8, (4,))
+        assert watched() is not None
+        del item
+        assert watched() is None, "a cycle keeps columns alive until a collection"
+    finally:
+        gc.enable()
+
+
+def test_an_unread_item_is_copied_and_pickled_whole() -> None:
+    for twin in (
+        copy.copy(runner_batch()[1]),
+        copy.deepcopy(runner_batch()[1]),
+        pickle.loads(pickle.dumps(runner_batch()[1])),
+    ):
+        assert facts(twin) == facts(runner_batch()[1])
+        assert twin.custom_data == {"mine": 4}
 
 
 def test_ids_that_items_are_given_stay_with_them() -> None:

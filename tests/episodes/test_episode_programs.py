@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 
 from tests.episodes.episode_programs import Program, SeededSource
 
@@ -18,18 +16,3 @@ def test_random_programs_agree_with_the_reference_model(block: int) -> None:
         except BaseException as error:
             error.add_note(f"seed {seed}")
             raise
-
-
-class _DrawnSource:
-    def __init__(self, data: st.DataObject) -> None:
-        self._data = data
-
-    def integer(self, low: int, high: int) -> int:
-        return self._data.draw(st.integers(low, high))
-
-
-@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
-@given(st.data(), st.integers(1, 12))
-def test_drawn_programs_agree_with_the_reference_model(data: st.DataObject, num_operations: int) -> None:
-    """The same programs with choices that hypothesis can shrink to a short counterexample."""
-    Program(_DrawnSource(data), num_operations)

@@ -77,18 +77,6 @@ def test_split_puts_every_agent_step_into_exactly_one_part() -> None:
                 episode.validate()
 
 
-def test_no_part_of_a_split_forgets_that_an_agent_is_done() -> None:
-    for seed in range(60):
-        chunks = random_chunks(seed)
-        batch = EpisodeBatch.from_episodes([episode for episode, _ in chunks])
-        model_of = {episode.id_: model for episode, model in chunks}  # the last chunk's, with the whole log
-        for part in batch.split(random.Random(seed).randrange(batch.num_env_steps + 1)):
-            for episode in part:
-                done = [a for a in AGENTS if model_of[episode.id_].life(a, episode.env_t).done_t is not None]
-                tracks, departed = episode._timeline.tracks, episode._timeline.departed
-                assert all(tracks[a].is_done if a in tracks else a in departed for a in done), seed
-
-
 def test_selected_episodes_come_as_often_and_in_the_order_asked_for() -> None:
     for seed in range(40):
         rng = random.Random(seed)

@@ -361,7 +361,6 @@ def test_getters_name_the_episode_the_agent_and_the_column_in_their_errors() -> 
     where = f"^episode {episode.id_}"
     for kind, text, call in (
         (IndexError, "column 'rewards': index 5 is out of range", lambda: episode.get_rewards(5)),
-        (IndexError, "column 'infos': index -9", lambda: episode.get_infos([0, -9])),
         (
             IndexError,
             "agent 'b', column 'rewards': index 1",
@@ -372,13 +371,7 @@ def test_getters_name_the_episode_the_agent_and_the_column_in_their_errors() -> 
             "agent 'a', column 'actions': one_hot",
             lambda: episode.get_actions(-1, one_hot_discrete=True),
         ),
-        (
-            ValueError,
-            "agent 'b', column 'actions': one_hot",
-            lambda: episode.get_actions("b", env_steps=False, agent_ids="b", one_hot_discrete=True),
-        ),
         (TypeError, "column 'observations': expected an index", lambda: episode.get_observations("x")),
-        (TypeError, "agent 'a', column 'infos'", lambda: episode.get_infos("x", env_steps=False)),
         (
             ValueError,
             "column 'actions': return_list=True",

@@ -6,9 +6,6 @@ import copy
 import random
 
 import pytest
-from hypothesis import HealthCheck, settings
-from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from rlzmq.core.errors import MultiAgentEnvError
 from rlzmq.episodes.multi_agent_episode import MultiAgentEpisode
@@ -217,43 +214,3 @@ def test_long_operation_sequences_agree_with_the_brute_force_model() -> None:
         except BaseException as error:
             error.add_note(f"operation sequence of seed {seed}: run_sequence({seed}, 60)")
             raise
-
-
-class EpisodeMachine(RuleBasedStateMachine):
-    """The same operations, chosen by hypothesis so that a failure shrinks to a short program."""
-
-    @initialize(seed=st.integers(0, 2**32))
-    def begin(self, seed: int) -> None:
-        self.sequence = Sequence(random.Random(seed))
-
-    @precondition(lambda self: not self.sequence.model.is_done())
-    @rule()
-    def step(self) -> None:
-        self.sequence.step()
-
-    @precondition(lambda self: not self.sequence.model.is_done())
-    @rule()
-    def cut(self) -> None:
-        self.sequence.cut()
-
-    @rule(
-        operation=st.sampled_from(
-            ["slice", "join_cuts", "join_slices", "to_numpy", "give", "round_trip", "refuse"]
-        )
-    )
-    def look(self, operation: str) -> None:
-        getattr(self.sequence, operation)()
-
-    @invariant()
-    def agrees(self) -> None:
-        if hasattr(self, "sequence"):
-            self.sequence.check()
-
-
-EpisodeMachine.TestCase.settings = settings(
-    max_examples=60,
-    stateful_step_count=20,
-    deadline=None,
-    suppress_health_check=list(HealthCheck),
-    derandomize=True,
-)

@@ -264,21 +264,6 @@ def test_data_given_as_tuples_of_items_are_items() -> None:
 # -- facts --------------------------------------------------------------------------------------------
 
 
-def test_to_numpy_batches_every_column_but_infos() -> None:
-    episode = SingleAgentEpisode()
-    episode.add_env_reset(np.zeros(4, np.float32))
-    for _ in range(2):
-        episode.add_env_step(np.ones(4, np.float32), 1, 1.0, extra_model_outputs={"logp": np.float32(0.5)})
-    assert not episode.is_numpy
-    assert episode.to_numpy() is episode
-    assert episode.is_numpy
-    dtypes = [episode.get_observations().dtype, episode.get_actions().dtype, episode.get_rewards().dtype]
-    assert dtypes == [np.float32, np.int64, np.float64]
-    assert episode.get_extra_model_outputs("logp").dtype == np.float32
-    assert type(episode.get_infos()) is list
-    assert episode.to_numpy().is_numpy
-
-
 def test_to_numpy_names_the_episode_column_and_item_that_does_not_fit() -> None:
     episode = SingleAgentEpisode("e")
     episode.add_env_reset(np.zeros(4))
@@ -297,23 +282,6 @@ def test_getters_name_the_episode_and_column_in_their_errors() -> None:
         episode.get_extra_model_outputs("lopg")
     with pytest.raises(ValueError, match="column 'observations': one_hot_discrete"):
         episode.get_observations(0, one_hot_discrete=True)
-    with pytest.raises(TypeError, match="column 'infos': expected an index"):
-        episode.get_infos("x")  # type: ignore[arg-type]
-    with pytest.raises(TypeError, match="column 'actions'"):
-        episode.get_actions(1.5)  # type: ignore[arg-type]
-    with pytest.raises(IndexError, match="column 'logp'"):
-        episode.get_extra_model_outputs("logp", 9)
-    with pytest.raises(IndexError, match="column 'logp': expected new data for 2 items, got 1"):
-        episode.set_extra_model_outputs(key="logp", new_data=[1])
-    with pytest.raises(KeyError, match="unknown"):
-        episode.set_extra_model_outputs(key="unknown", new_data=[1])
-
-
-def test_views_index_like_getters() -> None:
-    episode = grown(4).cut(2)
-    assert (episode.observations[0], episode.observations[-2], list(episode.observations)) == (4, 3, [4])
-    assert (len(episode.actions), episode.actions[-1], episode.rewards[-2:]) == (0, 13, [2.5, 3.5])
-    assert (episode.infos[0], len(episode.extra_model_outputs["logp"])) == ({"t": 3}, 0)
 
 
 def test_setting_a_space_changes_one_hots_and_fillers() -> None:
@@ -491,14 +459,3 @@ def test_a_wrong_state_is_refused() -> None:
     del state["actions"]
     with pytest.raises(ValueError, match="expected a SingleAgentEpisode's state"):
         SingleAgentEpisode.from_state(state)
-
-
-def test_validate_notices_columns_changed_by_hand() -> None:
-    episode = grown(2)
-    episode.t = 9
-    with pytest.raises(ValueError, match=r"expected t - t_started = 9 - 0 rewards, got 2"):
-        episode.validate()
-    episode = grown(2)
-    episode.extra_model_outputs["mine"] = InfiniteLookbackBuffer([1])
-    with pytest.raises(ValueError, match="column 'mine': expected 2 items"):
-        episode.validate()

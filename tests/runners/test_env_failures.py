@@ -292,14 +292,6 @@ def test_what_does_not_fit_is_the_envs_failure(make_runner: Any, place: int, val
     assert runner.sample_lease(3).num_env_steps == 6  # of new episodes, with nothing of that step
 
 
-def test_rewards_and_flags_of_one_element_are_taken(make_runner: Any) -> None:
-    for place, value in ((1, np.ones(1)), (3, np.array([True]))):
-        GivesAt.gives = (place, value)
-        chunk = make_runner({"fails_at": 9, "failing": []}, env=GivesAt, num_envs=1).sample_lease(4)[0]
-        got = [chunk.get_rewards(-1), chunk.is_terminated, chunk.is_truncated][place - 1]
-        np.testing.assert_equal(np.asarray(got).item(), np.asarray(value).item())
-
-
 def step_of_four(self: Any, action: Any) -> Any:
     return np.zeros(1, np.float32), 1.0, False, {}
 

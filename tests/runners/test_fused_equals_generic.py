@@ -129,12 +129,6 @@ def test_over_spaces(name: str) -> None:
     check(random_env_config(*SPACES[name]))
 
 
-def test_with_one_env_and_longer_lookback_and_no_lookback() -> None:
-    check(make_config(num_envs=1), ("hybrid", "default tail", "all pieces"))
-    check(make_config(num_envs=2, episode_lookback_horizon=4))
-    check(random_env_config(num_envs=2, episode_lookback_horizon=0), ("hybrid",))
-
-
 def test_with_memory() -> None:
     config = random_env_config(model={"use_lstm": True})
     check(config, ("hybrid", "default tail", "all pieces"))

@@ -12,8 +12,7 @@ import pytest
 from rlzmq.algorithms.ppo import PPOConfig
 from rlzmq.core.errors import MultiAgentEnvError
 from rlzmq.envs.multi_agent_env import MultiAgentEnv
-from tests.runners.multi_agent_envs import AGENTS, RestlessAgentsEnv
-from tests.runners.test_multi_agent_env_runner import assert_equal, make_runner, restless_config
+from tests.runners.test_multi_agent_env_runner import assert_equal, make_runner
 
 Row = list[dict[Any, Any]]
 Change = Callable[[Row], Any]
@@ -194,70 +193,3 @@ def test_a_reset_is_looked_at_too(change: Change, text: str) -> None:
         runner.stop()
     assert errors[0] == errors[1]
     assert text in errors[0]
-
-
-def ruin(row: Row, rng: np.random.Generator) -> None:
-    """One thing that may be wrong, of some agent."""
-    agent, known = str(rng.choice([*AGENTS, "nobody"])), str(rng.choice(AGENTS))
-    changes = [
-        put(REWARDS, agent, None),
-        put(REWARDS, agent, np.zeros(2)),
-        put(REWARDS, agent, np.ones(1)),
-        put(REWARDS, agent, 3),
-        put(REWARDS, agent, "x"),
-        put(OBS, known, np.ones(4, np.float32)),
-        put(OBS, known, np.ones(3, np.float32)),
-        put(OBS, agent, None),
-        put(TERMINATEDS, agent, "x"),
-        put(TERMINATEDS, agent, np.True_),
-        put(TRUNCATEDS, agent, True),
-        put(TRUNCATEDS, agent, np.zeros(2, bool)),
-        put(INFOS, agent, {"x": 1}),
-        put(INFOS, agent, "x"),
-        lambda row: row[OBS].pop(agent, None),
-        lambda row: row[REWARDS].pop(agent, None),
-    ]
-    changes[int(rng.integers(len(changes)))](row)
-
-
-class RuinedEnv(RestlessAgentsEnv):
-    """At a random step of its life, one thing is wrong."""
-
-    num_steps = 0
-
-    def step(self, action_dict: Any) -> Any:
-        row = super().step(action_dict)
-        self.num_steps += 1
-        if self.num_steps == self.config["bad_step"]:
-            ruin(row, np.random.default_rng(self.config["seed"]))
-        return row
-
-
-def test_both_paths_agree_on_any_wrong_thing_at_any_step() -> None:
-    num_refused = 0
-    for seed in range(60):
-        outcomes: list[list[Any]] = []
-        calm = {"p_birth": 0.2, "p_death": 0.05, "p_wait": 0.1} if seed % 2 else {}
-        config = restless_config(
-            seed, num_envs=1, env_config={"bad_step": 2 + seed % 7, "seed": seed, **calm}
-        )
-        config.environment(RuinedEnv)
-        for fused in (True, False):
-            runner = make_runner(config.copy(), fused=fused)
-            outcomes.append([])
-            for _ in range(3):
-                try:
-                    outcomes[-1].append(runner.sample(num_timesteps=6))
-                except MultiAgentEnvError as error:
-                    outcomes[-1].append(f"{type(error).__name__} {error}")
-                except AssertionError as error:  # of the env: an agent that it takes for dead acts
-                    outcomes[-1].append(type(error).__name__)
-                    break
-            runner.stop()
-        for one, two in zip(*outcomes, strict=True):
-            if isinstance(one, str) or isinstance(two, str):
-                assert one == two
-                num_refused += 1
-            else:
-                assert_equal(one, two)
-    assert num_refused > 10

@@ -154,7 +154,11 @@ def check(config: Any, program: list[dict[str, Any]]) -> None:
         assert_equal(one, two)
         assert type(fused._sampler) is AgentsRowsSampler
         assert type(real._sampler) is AgentsEpisodeSampler
-        assert one.meta["episode_metrics"]["returns"] == two.meta["episode_metrics"]["returns"]
+        for key in ("num_env_steps", "num_agent_steps", "num_vector_steps"):
+            assert one.meta[key] == two.meta[key]
+        left, right = one.meta["episode_metrics"], two.meta["episode_metrics"]
+        for key in ("returns", "lengths", "agent_returns", "module_returns"):
+            assert left.get(key) == right.get(key), key
         assert_alike(fused.env_to_module.get_state(), real.env_to_module.get_state())
 
 

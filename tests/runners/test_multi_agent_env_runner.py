@@ -14,10 +14,9 @@ from rlzmq.connectors.connector_v2 import ConnectorV2
 from rlzmq.core.errors import ConfigurationError, EnvError
 from rlzmq.envs.examples import MultiAgentCartPole
 from rlzmq.envs.multi_agent_env import ParallelPettingZooEnv, PettingZooEnv
-from rlzmq.episodes.episode_batch import EpisodeBatch, concat_joined
+from rlzmq.episodes.episode_batch import concat_joined
 from rlzmq.modules.multi_rl_module_spec import MultiRLModuleSpec
 from rlzmq.modules.spec import RLModuleSpec
-from rlzmq.runners.agents_rows_sampler import AgentsRowsSampler
 from rlzmq.runners.episode_sampler import AgentsEpisodeSampler
 from rlzmq.runners.vector_env_runners import MultiAgentEnvRunner
 from tests.runners.multi_agent_envs import AGENTS, RestlessAgentsEnv, SteadyModule, TracingModule
@@ -76,40 +75,6 @@ def assert_equal(left: Any, right: Any) -> None:
         assert_alike(one.get_state(), two.get_state())
         spaces = [[own.observation_space for own in e.agent_episodes.values()] for e in (one, two)]
         assert spaces[0] == spaces[1]
-
-
-CALLS: list[tuple[str, dict[str, Any]]] = [
-    ("sample", {"num_timesteps": 9, "random_actions": True}),
-    ("sample", {"num_timesteps": 7}),
-    ("sample_lease", {"num_vector_steps": 1}),
-    ("sample_lease", {"num_vector_steps": 4}),
-    ("sample", {"num_timesteps": 1}),
-    ("sample", {"num_timesteps": 30, "explore": False}),
-    ("sample_lease", {"num_vector_steps": 20, "max_env_steps": 9}),
-    ("sample", {"num_timesteps": 12, "random_actions": True}),
-    ("sample", {"num_timesteps": 12}),
-    ("sample", {"num_episodes": 3}),
-    ("sample", {"num_timesteps": 25}),
-    ("sample", {"num_timesteps": 5, "force_reset": True}),
-]
-
-
-@pytest.mark.parametrize("lookback", [0, 1, 3])
-@pytest.mark.parametrize("action", ["discrete", "box", "mixed"])
-def test_fused_and_real_episode_sampling_are_identical(lookback: int, action: str) -> None:
-    for seed in range(4):
-        config = restless_config(seed, num_envs=3, lookback=lookback, env_config={"action": action})
-        fused, real = make_runner(config.copy(), fused=True), make_runner(config.copy(), fused=False)
-        for name, arguments in CALLS:
-            one, two = getattr(fused, name)(**arguments), getattr(real, name)(**arguments)
-            assert_equal(one, two)
-            for key in ("num_env_steps", "num_agent_steps", "num_vector_steps"):
-                assert one.meta[key] == two.meta[key]
-            left, right = one.meta["episode_metrics"], two.meta["episode_metrics"]
-            for key in ("returns", "lengths", "agent_returns", "module_returns"):
-                assert left.get(key) == right.get(key), key
-        assert isinstance(fused._sampler, AgentsRowsSampler)
-        assert isinstance(real._sampler, AgentsEpisodeSampler)
 
 
 @pytest.mark.parametrize("fused", [True, False])
@@ -236,16 +201,6 @@ class Doubled(ConnectorV2):
         return batch
 
 
-def test_pieces_that_are_timed_from_now_on_are_run_one_by_one() -> None:
-    runner = make_runner(restless_config(2), fused=True)
-    runner.sample(num_timesteps=1)
-    assert isinstance(runner._sampler, AgentsRowsSampler)
-    runner.env_to_module.time_pieces = True
-    batch = runner.sample(num_timesteps=1)
-    assert isinstance(runner._sampler, AgentsEpisodeSampler)
-    assert any(name.startswith("env_to_module_connector/") for name in batch.meta["timers"])
-
-
 def test_a_per_episode_piece_is_run_and_its_observations_are_stored() -> None:
     config = restless_config(2).env_runners(env_to_module_connector=lambda env, spaces, device: Doubled())
     runner, plain = make_runner(config, fused=True), make_runner(restless_config(2), fused=True)
@@ -276,23 +231,6 @@ def test_callbacks_come_in_order_with_real_episodes() -> None:
     assert events.count("start") == events.count("end") == events.count("created") == 2
     assert events.count("step") == batch.num_env_steps
     assert events[:3] == ["created", "start", "step"]
-
-
-def test_fragments_survive_the_wire() -> None:
-    runner = make_runner(restless_config(3), fused=True)
-    batch = runner.sample_lease(30)
-    header, frames = batch.to_wire()
-    received = EpisodeBatch.from_wire(
-        header,
-        [bytes(frame) for frame in frames],
-        observation_space=batch.observation_space,
-        action_space=batch.action_space,
-    )
-    received.agent_to_module_mapping_fn = batch.agent_to_module_mapping_fn
-    assert_equal(batch, received)
-    assert received.meta["num_env_steps"] == batch.num_env_steps
-    head, tail = received.split(17)
-    assert (head.num_env_steps, tail.num_env_steps) == (17, batch.num_env_steps - 17)
 
 
 def test_the_same_seed_samples_the_same_and_another_worker_something_else() -> None:

@@ -330,17 +330,3 @@ def test_what_on_sample_end_adds_to_a_lease_is_left_out(
     batch = runner.take_fragment(10)
     assert batch.num_env_steps == batch.meta["num_env_steps"] == limit
     assert f"env steps of a lease of {limit}; the last" in caplog.text
-
-
-def test_what_on_sample_end_changes_is_what_comes_out(make_runner: Any) -> None:
-    def double_rewards(*, samples: Any, **kwargs: Any) -> None:
-        for episode in samples:
-            episode.set_rewards(new_data=2.0 * np.asarray(episode.get_rewards()))
-
-    plain = make_runner(lengths_config(3, 5))
-    doubled = make_runner(lengths_config(3, 5).callbacks(on_sample_end=double_rewards))
-    expected = [2.0 * episode.get_return() for episode in plain.sample(num_timesteps=20)]
-    assert [episode.get_return() for episode in doubled.sample(num_timesteps=20)] == expected
-    lease = doubled.sample_lease(10)
-    received = EpisodeBatch.from_wire(*lease.to_wire())
-    assert received.get_returns().sum() == 2.0 * plain.sample_lease(10).get_returns().sum()
