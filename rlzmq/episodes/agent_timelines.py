@@ -492,7 +492,8 @@ def timeline_to_plain(timeline: Timeline, where: str) -> dict[str, Any]:
     for agent_id, track in timeline.tracks.items():
         values = {each.name: getattr(track, each.name) for each in fields(track)}
         if track.pending is not None:
-            values["pending"] = track.pending.action, dict(track.pending.extra_model_outputs)
+            outputs = dict(track.pending.extra_model_outputs)
+            values["pending"] = {"action": track.pending.action, "outputs": outputs}
         if track.output_keys is not None:
             values["output_keys"] = sorted(track.output_keys)
         tracks.append([agent_id, values])
@@ -518,8 +519,8 @@ def timeline_from_plain(plain: Mapping[str, Any]) -> Timeline:
         for agent_id, values in data["tracks"]:
             track = AgentTrack(**{**values, "pending": None, "output_keys": None})
             if values["pending"] is not None:
-                action, outputs = values["pending"]
-                track.pending = Pending(action, dict(outputs))
+                pending = values["pending"]
+                track.pending = Pending(pending["action"], dict(pending["outputs"]))
             if values["output_keys"] is not None:
                 track.output_keys = frozenset(map(str, values["output_keys"]))
             timeline.tracks[agent_id] = track

@@ -198,41 +198,27 @@ class InfiniteLookbackBuffer:
     # For buffers with opaque items (infos), the filler is the fill value itself.
     _opaque = False
 
-    def __init__(self, data: object = None, lookback: int = 0, space: gym.Space[Any] | None = None) -> None:
+    def __init__(self, data: Any = None, lookback: int = 0, space: gym.Space[Any] | None = None) -> None:
         if isinstance(data, InfiniteLookbackBuffer):
             data._shared = True
             data = data.data
-        self.lookback: int = min(operator.index(lookback), self._hold(data))
+        self._arrays, self._num, self._owned, self._shared = None, 0, False, False
+        # A tuple of items without a first dimension is not a tree of arrays.
+        is_tree = isinstance(data, dict) or (isinstance(data, tuple) and any(map(np.ndim, tree_leaves(data))))
+        if is_tree or isinstance(data, np.ndarray):  # copied only before a write
+            self._items = None
+            self._arrays = tree_map(_as_column, data)
+            self._num = num_items(self._arrays)
+        else:
+            self._items = [] if data is None else list(data)
+        self.lookback: int = min(operator.index(lookback), self.len_incl_lookback())
         if self.lookback < 0:
             raise ValueError(f"expected a lookback of at least 0, got {lookback}.")
         self.space = space
 
-    def _hold(self, data: Any) -> int:
-        """Store ``data``. Lists are copied; arrays are copied only before a write.
-
-        Returns:
-            The number of items.
-        """
-        self._items = None
-        self._arrays = None
-        self._num = 0
-        self._owned = False
-        self._shared = False
-        if data is None:
-            self._items = []
-            return 0
-        # A tuple of items without a first dimension is not a tree of arrays.
-        is_tree = isinstance(data, dict) or (isinstance(data, tuple) and any(map(np.ndim, tree_leaves(data))))
-        if is_tree or isinstance(data, np.ndarray):
-            self._arrays = tree_map(_as_column, data)
-            self._num = num_items(self._arrays)
-            return self._num
-        self._items = list(data)
-        return len(self._items)
-
     @classmethod
     def _of_list(
-        cls, items: list[Any], lookback: int, space: gym.Space[Any] | None
+        cls, items: list[Any] | None, lookback: int, space: gym.Space[Any] | None
     ) -> InfiniteLookbackBuffer:
         """Return a buffer that uses the list ``items`` without copying it."""
         self = cls.__new__(cls)
@@ -250,14 +236,8 @@ class InfiniteLookbackBuffer:
         cls, arrays: object, num: int, lookback: int, space: gym.Space[Any] | None
     ) -> InfiniteLookbackBuffer:
         """Return a buffer that is a view of ``arrays`` (``num`` items each) and copies them before a write."""
-        self = cls.__new__(cls)
-        self._items = None
-        self._arrays = arrays
-        self._num = num
-        self._owned = False
-        self._shared = True
-        self.lookback = lookback
-        self.space = space
+        self = cls._of_list(None, lookback, space)
+        self._arrays, self._num, self._shared = arrays, num, True
         return self
 
     def _part(self, begin: int, end: int, lookback: int) -> InfiniteLookbackBuffer:

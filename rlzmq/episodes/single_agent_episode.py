@@ -357,6 +357,10 @@ class SingleAgentEpisode(EpisodeColumns):
         for _, buffer in self._step_columns():
             buffer._truncate(num_steps)
 
+    def truncate(self) -> None:
+        """End the episode here. Used after an environment has failed: the failed step is not part of the episode."""
+        self.is_truncated = True
+
     # -- chunks ---------------------------------------------------------------------------------------
 
     def cut(self, len_lookback_buffer: int = 0) -> Self:

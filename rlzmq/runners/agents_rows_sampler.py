@@ -117,15 +117,6 @@ class AgentsRowsSampler(EpisodicSampler):
             raise
         self.runner.timers.add_stage(ENV_TO_MODULE_TIMER, start_s, time.perf_counter())
 
-    def _length(self, episode: LiveEpisode) -> int:
-        return episode.env_t
-
-    def _returns(self, episode: LiveEpisode) -> tuple[Mapping[Any, float], Mapping[Any, str]]:
-        return episode.returns()
-
-    def _truncate(self, episode: LiveEpisode) -> None:
-        episode.truncate()
-
     def _act(self, t: int) -> tuple[list[dict[Any, Any]], list[dict[Any, int]]]:
         """Run all modules; return the env's actions by agent, and the rows of the acts, per env."""
         start_s = time.perf_counter()

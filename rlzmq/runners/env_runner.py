@@ -34,7 +34,7 @@ from rlzmq.core.update_plan import derive_seed
 from rlzmq.envs.registry import EnvContext
 from rlzmq.envs.sync_vector import Reproduction
 from rlzmq.episodes.bad_values import BadChunks, BadValue
-from rlzmq.episodes.columns import DEFAULT_AGENT_ID, DEFAULT_MODULE_ID
+from rlzmq.episodes.columns import DEFAULT_MODULE_ID
 from rlzmq.episodes.episode_batch import EpisodeBatch
 from rlzmq.modules.multi_rl_module import MultiRLModule
 from rlzmq.modules.output_check import check_acting_outputs
@@ -48,6 +48,8 @@ from rlzmq.runners.episode_metrics import (
     FinishedEpisodes,
     FragmentMeta,
     add_finished,
+    length_of,
+    returns_of,
 )
 
 __all__ = ["EnvRunner", "SampleRequest"]
@@ -557,15 +559,10 @@ class EnvRunner(TellsUncalled, Checkpointable):
         finished = FinishedEpisodes()
         for episode in batch:
             totals = self._totals.setdefault(episode.id_, EpisodeTotals())
-            parts = getattr(episode, "agent_episodes", {DEFAULT_AGENT_ID: episode})
-            module_ids = (
-                {} if parts.keys() == {DEFAULT_AGENT_ID} else {a: part.module_id for a, part in parts.items()}
-            )
-            totals.add({agent: part.get_return() for agent, part in parts.items()}, module_ids)
+            totals.add(*returns_of(episode))
             if episode.is_done:
                 del self._totals[episode.id_]
-                length = getattr(episode, "env_t", None) or episode.t
-                finished.add(totals, length, time.perf_counter() - totals.started_s)
+                finished.add(totals, length_of(episode), time.perf_counter() - totals.started_s)
         return finished
 
     # -- unfinished episodes -------------------------------------------------------------------

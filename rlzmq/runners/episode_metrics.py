@@ -13,6 +13,7 @@ from rlzmq.core.metrics import MetricsLogger, StageTimers, logged_state
 from rlzmq.core.synonyms import missing_key
 from rlzmq.episodes.bad_values import LARGEST
 from rlzmq.episodes.columns import DEFAULT_AGENT_ID, DEFAULT_MODULE_ID
+from rlzmq.episodes.single_agent_episode import SingleAgentEpisode
 
 __all__ = [
     "HOW_TO_LIMIT",
@@ -23,7 +24,9 @@ __all__ = [
     "FragmentMeta",
     "add_finished",
     "add_fragment_metas",
+    "length_of",
     "recorded_return",
+    "returns_of",
 ]
 
 HOW_TO_LIMIT = (
@@ -154,6 +157,22 @@ def add_finished(finished: dict[str, Any], more: Mapping[str, Any]) -> None:
             add_finished(finished.setdefault(name, {}), values)
         else:
             finished[name] = [*finished.get(name, ()), *values]
+
+
+def length_of(episode: Any) -> int:
+    """Return the env steps of a whole episode so far, of one agent or of several."""
+    return episode.t if isinstance(episode, SingleAgentEpisode) else int(episode.env_t)
+
+
+def returns_of(episode: Any) -> tuple[dict[Any, float], dict[Any, str]]:
+    """Return a chunk's return by agent id and, of several agents, module id by agent id."""
+    if isinstance(episode, SingleAgentEpisode):
+        return {DEFAULT_AGENT_ID: episode.get_return()}, {}
+    parts = getattr(episode, "agent_episodes", None)
+    if parts is None:
+        return episode.returns()  # type: ignore[no-any-return]
+    returns = {agent_id: part.get_return() for agent_id, part in parts.items()}
+    return returns, {agent_id: str(part.module_id) for agent_id, part in parts.items()}
 
 
 class EpisodeTotals:

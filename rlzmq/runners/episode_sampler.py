@@ -26,7 +26,13 @@ from rlzmq.episodes.lookback_buffer import InfiniteLookbackBuffer
 from rlzmq.episodes.multi_agent_episode import MultiAgentEpisode
 from rlzmq.episodes.single_agent_episode import SingleAgentEpisode
 from rlzmq.episodes.step_values import checked_infos, checked_rewards
-from rlzmq.runners.episode_metrics import EpisodeTotals, FinishedEpisodes, recorded_return
+from rlzmq.runners.episode_metrics import (
+    EpisodeTotals,
+    FinishedEpisodes,
+    length_of,
+    recorded_return,
+    returns_of,
+)
 from rlzmq.runners.module_step import ModuleStep, to_numpy
 from rlzmq.runners.rows_sampler import Sampler
 
@@ -99,20 +105,8 @@ class EpisodicSampler(Sampler):
         """Turn the episodes' last observations into the modules' next inputs."""
 
     @abc.abstractmethod
-    def _returns(self, episode: Any) -> tuple[Mapping[Any, float], Mapping[Any, str]]:
-        """Return the chunk's return by agent id, and module ids by agent id where these are counted."""
-
-    @abc.abstractmethod
-    def _truncate(self, episode: Any) -> None:
-        """End an episode after its environment failed."""
-
-    @abc.abstractmethod
     def _batch(self, chunks: list[tuple[int, Any]], ongoing: list[tuple[int, Any]]) -> object:
         """Return a batch of (env index, episode) chunks and ongoing chunks; begin new chunks for the latter."""
-
-    @abc.abstractmethod
-    def _length(self, episode: Any) -> int:
-        """Return the env steps of the whole episode so far."""
 
     @abc.abstractmethod
     def _begin_fragment(self) -> None:
@@ -189,8 +183,8 @@ class EpisodicSampler(Sampler):
         episode = self._episodes[index]
         if not episode.is_reset:
             return  # it failed at its reset, so the episode has not begun yet
-        if self._length(episode):
-            self._truncate(episode)
+        if length_of(episode):
+            episode.truncate()
             self._finish_episode(index, episode, self._num_steps - 1)
         self._begin_episode(index)
 
@@ -218,9 +212,9 @@ class EpisodicSampler(Sampler):
 
     def _finish_episode(self, index: int, episode: Any, last_step: int) -> None:
         totals = self._totals[index]
-        totals.add(*self._returns(episode))
+        totals.add(*returns_of(episode))
         duration_s = time.perf_counter() - totals.started_s
-        self._ended.append(_Ended(last_step, index, totals, self._length(episode), duration_s, episode))
+        self._ended.append(_Ended(last_step, index, totals, length_of(episode), duration_s, episode))
         self._num_done += len(episode) > 0
 
     def _collect(self) -> tuple[Any, FinishedEpisodes]:
@@ -235,7 +229,7 @@ class EpisodicSampler(Sampler):
             return self._batch(chunks[:num_episodes], []), finished
         ongoing = [(index, episode) for index, episode in enumerate(self._episodes) if len(episode)]
         for index, episode in ongoing:
-            self._totals[index].add(*self._returns(episode))
+            self._totals[index].add(*returns_of(episode))
         return self._batch(chunks, ongoing), finished
 
     def _call(self, hook: str, episode: object, index: int, **more: object) -> None:
@@ -309,15 +303,6 @@ class EpisodeSampler(EpisodicSampler):
         if terminated or truncated:
             self._has_ended = True
         return 0
-
-    def _length(self, episode: Any) -> int:
-        return episode.t  # type: ignore[no-any-return]
-
-    def _returns(self, episode: Any) -> tuple[Mapping[Any, float], Mapping[Any, str]]:
-        return {DEFAULT_AGENT_ID: episode.get_return()}, {}
-
-    def _truncate(self, episode: Any) -> None:
-        episode.is_truncated = True
 
     def _begin_episode(self, index: int) -> None:
         super()._begin_episode(index)
@@ -587,17 +572,6 @@ class AgentsEpisodeSampler(EpisodeSampler):
 
     def _last_info(self, episode: MultiAgentEpisode) -> Mapping[str, Any]:
         return {}
-
-    def _length(self, episode: MultiAgentEpisode) -> int:
-        return episode.env_t
-
-    def _returns(self, episode: MultiAgentEpisode) -> tuple[Mapping[Any, float], Mapping[Any, str]]:
-        by_agent = episode.agent_episodes
-        returns = {agent_id: sae.get_return() for agent_id, sae in by_agent.items()}
-        return returns, {agent_id: str(sae.module_id) for agent_id, sae in by_agent.items()}
-
-    def _truncate(self, episode: MultiAgentEpisode) -> None:
-        episode.truncate()
 
     # -- acting --------------------------------------------------------------------------------
 

@@ -14,7 +14,7 @@ from gymnasium.vector.utils import create_empty_array
 from rlzmq.config.base_config import BaseConfig
 from rlzmq.core.errors import EnvError
 from rlzmq.core.metrics import ENV_RESET_TIMER
-from rlzmq.core.tree import tree_map, tree_unstack
+from rlzmq.core.tree import tree_map, tree_rows, tree_unstack
 from rlzmq.envs.multi_agent_env import SyncVectorMultiAgentEnv, make_multi_agent_vec
 from rlzmq.envs.observation_check import misfit
 from rlzmq.envs.registry import EnvContext
@@ -151,7 +151,7 @@ class VectorStepper:
     def _check(self, observations: Any) -> None:
         space = self.env.single_observation_space
         for index in range(self.num_envs):
-            problem = misfit(space, _row(observations, index), "observation")
+            problem = misfit(space, tree_rows(observations, index), "observation")
             if problem:
                 raise EnvError(
                     f"Environment {index} of env runner {self._runner.worker_index}: the first {problem}. "
@@ -160,7 +160,7 @@ class VectorStepper:
         if getattr(self._runner.config, "disable_env_checking", False):
             return
         for index in range(self.num_envs):
-            item = _row(observations, index)
+            item = tree_rows(observations, index)
             if not space.contains(item):
                 raise EnvError(
                     f"Environment {index} of env runner {self._runner.worker_index}: the first observation "
@@ -218,14 +218,6 @@ def _items(observations: object) -> list[Any]:
         return list(observations.copy())
     items: list[Any] = tree_unstack(tree_map(np.copy, observations))
     return items
-
-
-def _row(values: Any, index: int) -> object:
-    if isinstance(values, dict):
-        return {key: _row(item, index) for key, item in values.items()}
-    if isinstance(values, tuple):
-        return tuple(_row(item, index) for item in values)
-    return values[index]
 
 
 class SingleAgentEnvRunner(EnvRunner):
