@@ -422,6 +422,19 @@ class Timeline:
         self.end(all_terminated, all_truncated, any_alive=any_alive)
         return events
 
+    def leftovers(self, module_ids: Mapping[Any, str]) -> dict[str, Any]:
+        """Return the data of an episode that is in none of its agents' chunks.
+
+        Args:
+            module_ids: The modules of the agents without a chunk.
+        """
+        values: dict[str, Any] = {
+            "departed": dict(self.departed),
+            "early_rewards": dict(self.early_rewards),
+            "agent_module_ids": dict(module_ids),
+        }
+        return {name: value for name, value in values.items() if value}
+
     def end(self, all_terminated: bool, all_truncated: bool, *, any_alive: bool) -> None:
         """End the episode after an env step with these flags for all agents, or if no known agent is alive."""
         knows_agents = bool(self.tracks) or bool(self.departed)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 import uuid
 from collections.abc import Callable, Sequence
 from itertools import chain
@@ -257,7 +258,7 @@ class BatchColumns(list[Any]):
     # -- some of the chunks -----------------------------------------------------------------------------
 
     def _fields(self) -> dict[str, Any]:
-        return {name: getattr(self, name) for name in BatchColumns.__slots__ if not name.startswith("_")}
+        return dict(zip(_FIELDS, _fields_of(self), strict=True))
 
     def take(self, chunks: IntArray, groups: list[Self] | None = None) -> Self:
         """Return the chunks at these positions, on the same columns; `groups` are their agents' chunks."""
@@ -565,6 +566,10 @@ class BatchColumns(list[Any]):
             if len(chosen):
                 result.append(group.joined(chosen, firsts))
         return result
+
+
+_FIELDS = tuple(name for name in BatchColumns.__slots__ if not name.startswith("_"))
+_fields_of = operator.attrgetter(*_FIELDS)
 
 
 def common_space(spaces: Sequence[gym.Space[Any]]) -> gym.Space[Any] | None:

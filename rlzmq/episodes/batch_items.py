@@ -283,16 +283,8 @@ def _of_agents(cls: type[B], episodes: list[MultiAgentEpisode]) -> B:
 
 def _leftovers(episode: MultiAgentEpisode) -> dict[str, Any]:
     """Return the data of an episode that is not in the table."""
-    values: dict[str, Any] = {
-        "departed": dict(episode._timeline.departed),
-        "early_rewards": dict(episode._timeline.early_rewards),
-        "agent_module_ids": {
-            agent_id: module_id
-            for agent_id, module_id in episode._agent_module_ids.items()
-            if agent_id not in episode.agent_episodes
-        },
-    }
-    return {name: value for name, value in values.items() if value}
+    known = episode._agent_module_ids.items()
+    return episode._timeline.leftovers({a: module for a, module in known if a not in episode.agent_episodes})
 
 
 def _observation_spaces(episodes: list[MultiAgentEpisode]) -> object:

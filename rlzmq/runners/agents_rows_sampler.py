@@ -269,7 +269,7 @@ def collect_batch(
     groups: dict[str, list[tuple[int, int, LiveEpisode, AgentRecord]]] = {}
     leftovers: dict[int, dict[str, Any]] = {}
     for e, (_, live) in enumerate(chunks):
-        departed = dict(live.timeline.departed)
+        departed = {}
         module_ids = dict(live.face._agent_module_ids)
         order = 0
         for agent_id, record in live.records.items():
@@ -278,14 +278,10 @@ def collect_batch(
                 module_ids.pop(agent_id, None)
                 order += 1
             elif record.track.is_done:
-                track = record.track
-                departed[agent_id] = track.departure
-        values = {
-            "departed": departed,
-            "early_rewards": dict(live.timeline.early_rewards),
-            "agent_module_ids": module_ids,
-        }
-        left = {name: value for name, value in values.items() if value}
+                departed[agent_id] = record.track.departure
+        left = live.timeline.leftovers(module_ids)
+        if departed:
+            left["departed"] = {**left.get("departed", {}), **departed}
         if left:
             leftovers[e] = left
     timelines = [live.timeline for _, live in chunks]
