@@ -48,7 +48,7 @@ LAZY_IMPORTS = {
     "a command prints its help without importing what it needs to run": ("cli/",),
     "a broker does not read the episodes that it forwards": ("wire/values.py",),
     "the fork server imports only what its children share": ("actors/fork_main.py",),
-    "uvicorn is an optional package": ("deploy/http_interface.py",),
+    "uvicorn is an optional package": ("deploy/policy_server.py",),
 }
 
 

@@ -10,7 +10,7 @@ import itertools
 import logging
 import os
 from collections.abc import Callable, Coroutine, Generator, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 from rlzmq.actors import by_value
 from rlzmq.actors.forkserver import ForkedChild
@@ -40,36 +40,6 @@ _log = logging.getLogger("rlzmq.actors")
 # Delay before outstanding calls fail: a child's last answers may still be in the socket when its end is reported.
 _LAST_ANSWERS_S = 0.02
 _DUMP_S = 0.2  # time for stacks to be written; nothing signals their end
-
-
-class ActorLink(Protocol):
-    """The interface between a handle and its actor. All methods are called on the system's event loop."""
-
-    role: str
-    class_name: str
-    exited: asyncio.Future[ExitStatus]
-
-    @property
-    def pid(self) -> int: ...
-
-    async def call(self, method: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any: ...
-
-    async def apply(
-        self, function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
-    ) -> Any: ...
-
-    async def stop(self, timeout_s: float) -> ExitStatus: ...
-
-    why_killed: str
-
-    @property
-    def is_ending(self) -> bool: ...
-
-    def kill(self, why: str = "") -> None: ...
-
-    def kill_hanging(self, why: str) -> None: ...
-
-    def signal(self, number: int) -> None: ...
 
 
 class _Pending(NamedTuple):
@@ -394,7 +364,9 @@ class ActorHandle:
         >>> episodes = await runner.sample(num_episodes=3)  # doctest: +SKIP
     """
 
-    def __init__(self, link: ActorLink, actor_class: type | str, call_deadline_s: float | None) -> None:
+    def __init__(
+        self, link: ProcessLink | LocalLink, actor_class: type | str, call_deadline_s: float | None
+    ) -> None:
         self._link = link
         self._class = actor_class
         self._call_deadline_s = call_deadline_s

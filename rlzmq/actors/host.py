@@ -104,11 +104,6 @@ class ActorThread:
                 job[0].cancel()
         self._jobs.put(None)
 
-    def join(self, timeout_s: float) -> bool:
-        """Wait for the thread to end; return False if it still runs."""
-        self._thread.join(timeout_s)
-        return not self._thread.is_alive()
-
     def _serve(self) -> None:
         while (job := self._jobs.get()) is not None:
             future, function = job
@@ -204,10 +199,6 @@ class ActorHost:
     def close(self) -> None:
         """Stop the thread. Idempotent."""
         self._thread.close()
-
-    def join(self, timeout_s: float) -> bool:
-        """Wait for the thread to end; return False if a method still runs."""
-        return self._thread.join(timeout_s)
 
     def _method(self, name: str) -> Callable[..., Any]:
         function = None if name.startswith("_") else getattr(self.instance, name)

@@ -90,7 +90,10 @@ COMMANDS = {
         "check checkpoints, or compare two: rlzmq ckpt ls RUN, rlzmq ckpt diff A B",
     ),
     "launch": ("rlzmq.cli.launch:run", "logs and end of a run that --on started: rlzmq launch logs|stop RUN"),
-    "scale": ("rlzmq.cli.scale:run", "runners or learners of a living run: rlzmq scale RUN --env-runners 40"),
+    "scale": (
+        "rlzmq.cli.joining:scale",
+        "runners or learners of a living run: rlzmq scale RUN --env-runners 40",
+    ),
     "record": (
         "rlzmq.cli.policies:record",
         "record a checkpoint's episodes: rlzmq record CHECKPOINT --output DIR",

@@ -31,6 +31,7 @@ from rlzmq.telemetry.runs import (
     mean_curve,
     plot_curves,
 )
+from rlzmq.telemetry.view import sparkline
 
 if TYPE_CHECKING:
     from rlzmq.algorithms.registry import Preset
@@ -229,9 +230,6 @@ def plot(options: PlotOptions) -> int:
     return 0
 
 
-_BARS = "▁▂▃▄▅▆▇█"
-
-
 @dataclass
 class PresetsOptions:
     """Options of ``rlzmq presets``."""
@@ -260,7 +258,7 @@ def presets(options: PresetsOptions) -> int:
     names = [options.algorithm.lower()] if options.algorithm else list(ALGORITHMS)
     presets = [preset for name in names for preset in presets_of(name).values()]
     for preset in presets:
-        curve = f"  {sparkline(preset)}" if preset.curve else ""
+        curve = f"  {_curve(preset)}" if preset.curve else ""
         print(f"{preset.algorithm:<7} {preset.name:<24} {_result(preset)}{curve}\n        {preset.source}")
     print("\nrlzmq presets ppo cartpole shows one; rlzmq train ppo --preset NAME trains with it.")
     return 0
@@ -277,7 +275,7 @@ def _show(preset: Preset) -> None:
     for seed, steps in preset.seeds.items():
         print(f"        seed {seed}: {steps:,} env steps")
     if preset.curve:
-        print(f"curve   {sparkline(preset)}")
+        print(f"curve   {_curve(preset)}")
         print("        " + ", ".join(f"{steps:,}: {value:g}" for steps, value in preset.curve))
     env = " --env ENV" if preset.is_pattern else "" if config.is_online else " --input DIRECTORY"
     print(f"\n$ rlzmq train {preset.algorithm} --preset {preset.name!r}{env}\n")
@@ -292,12 +290,8 @@ def _result(preset: Preset) -> str:
     return f"return {preset.target:g} after {middle:,.0f} env steps ({len(preset.seeds)} seeds)"
 
 
-def sparkline(preset: Preset) -> str:
-    """Return the preset's curve as one line of blocks, from its least to its largest return."""
-    values = [value for _, value in preset.curve]
-    low, high = min(values), max(values)
-    top = len(_BARS) - 1
-    return "".join(_BARS[round(top * (value - low) / max(high - low, 1e-9))] for value in values)
+def _curve(preset: Preset) -> str:
+    return sparkline([value for _, value in preset.curve])
 
 
 def show_checkpoints(place: Path) -> int:

@@ -3,6 +3,15 @@
 HTTP ─► Batcher ─► ServedPolicy of the current checkpoint
                         ▲
          CheckpointSource: newer checkpoints, loaded on a thread
+
+The HTTP interface:
+
+| path | method | what |
+|---|---|---|
+| /v1/act | POST | actions for one observation or many |
+| /v1/policies | GET | the served policies: modules, agents, spaces, inputs and outputs |
+| /healthz | GET | 200 while the server answers requests, 503 while it ends; needs no token |
+| /metrics | GET | metrics for Prometheus |
 """
 
 from __future__ import annotations
@@ -10,21 +19,332 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
+import gc
+import json
 import logging
 import secrets
-from collections.abc import Callable, Collection, Hashable, Sequence
+import socket
+import time
+from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, Final, Self
+from typing import TYPE_CHECKING, Any, Final, Self
 
 from rlzmq.actors.loop_thread import get_loop_thread
 from rlzmq.algorithms.policy import Policy
-from rlzmq.core.errors import ClosedError
-from rlzmq.deploy.batcher import Batcher, ServeMetrics
-from rlzmq.deploy.http_interface import HttpInterface
-from rlzmq.deploy.served_policy import CheckpointSource, ServedCheckpoint
+from rlzmq.core.errors import ClosedError, ConfigurationError
+from rlzmq.core.imports import import_optional
+from rlzmq.core.synonyms import did_you_mean
+from rlzmq.core.tree import tree_map
+from rlzmq.deploy.batcher import Batcher, OverloadedError, ServeMetrics
+from rlzmq.deploy.export import describe
+from rlzmq.deploy.served_policy import (
+    Arrays,
+    CheckpointSource,
+    RequestError,
+    ServedCheckpoint,
+    ServedPolicy,
+    rewards_from_json,
+    rows_from_json,
+    values_from_json,
+)
 from rlzmq.driver.synchronous import Forwarded, Synchronous, blocking
+from rlzmq.net.http_server import RequestFilter, host_name
+
+if TYPE_CHECKING:
+    from starlette.requests import Request
+    from starlette.responses import Response
 
 __all__ = ["AsyncPolicyServer", "PolicyServer", "load_policies"]
+
+_KEYS = (
+    "obs",
+    "observations",
+    "state_in",
+    "reward",
+    "rewards",
+    "explore",
+    "module",
+    "agent",
+)
+_LOOPBACK = ("localhost", "127.0.0.1", "::1")
+# Parsing a larger body takes longer than the event loop may be blocked.
+_PARSED_AT_ONCE_BYTES = 64 * 1024
+
+
+class HttpInterface:
+    """Answers JSON requests over HTTP, on the running event loop.
+
+    Args:
+        batcher: Computes the answers.
+        served: Returns the checkpoint to use.
+        metrics: Counts the requests.
+        token: The bearer token that requests must carry.
+        hosts: Additional names of this server to accept in the Host header.
+        max_body_bytes: Maximum size of a request's body.
+    """
+
+    def __init__(
+        self,
+        batcher: Batcher,
+        served: Callable[[], ServedCheckpoint],
+        metrics: ServeMetrics,
+        *,
+        token: str,
+        hosts: Collection[str] = (),
+        max_body_bytes: int,
+    ) -> None:
+        self._batcher = batcher
+        self._served = served
+        self._metrics = metrics
+        self._token = token
+        self._hosts = hosts
+        self._max_body_bytes = max_body_bytes
+        self._is_ending = False
+        self._thread = ThreadPoolExecutor(1, "rlzmq-large-requests")
+        self._server: Any = None
+        self._task: asyncio.Task[None] | None = None
+
+    async def start(self, address: str, *, insecure: bool = False) -> str:
+        """Start to listen.
+
+        Args:
+            address: ``HOST:PORT``; with port 0 the system chooses one.
+            insecure: Whether to allow addresses other than loopback, without encryption.
+
+        Returns:
+            The URL, e.g. ``http://127.0.0.1:8000``.
+
+        Raises:
+            ConfigurationError: The address is malformed, not loopback, or taken.
+            MissingPackageError: starlette or uvicorn is not installed.
+        """
+        for package in ("starlette.applications", "uvicorn"):
+            import_optional(package, "Serving over HTTP", "rlzmq[serve]")
+        import uvicorn
+
+        from rlzmq.net.http_server import server_config
+
+        listening = _listen(address, insecure)
+        host = host_name(address)
+        gate = RequestFilter(
+            self._application(),
+            token=self._token,
+            hosts={host, *_LOOPBACK, *self._hosts} if host in _LOOPBACK else {host, *self._hosts},
+            open_paths=("/healthz",),
+            max_body_bytes=self._max_body_bytes,
+        )
+        started = asyncio.Event()
+
+        class Server(uvicorn.Server):
+            async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+                await super().startup(sockets)
+                started.set()
+
+            @contextlib.contextmanager
+            def capture_signals(self) -> Any:  # the process handles its own signals
+                yield
+
+        self._server = Server(server_config(gate, lifespan="off", log_config=None))
+        self._task = asyncio.create_task(self._server.serve([listening]), name="rlzmq-http")
+        waiting = asyncio.create_task(started.wait())
+        await asyncio.wait((self._task, waiting), return_when=asyncio.FIRST_COMPLETED)
+        waiting.cancel()
+        port = listening.getsockname()[1]
+        return f"http://{f'[{host}]' if ':' in host else host}:{port}"
+
+    async def stop(self, timeout_s: float) -> None:
+        """Refuse new connections, answer the requests that have arrived, and end. Idempotent.
+
+        Args:
+            timeout_s: Seconds after which connections are closed.
+        """
+        self._is_ending = True
+        if self._task is None:
+            return
+        self._server.should_exit = True
+        _, pending = await asyncio.wait((self._task,), timeout=timeout_s)
+        if pending:
+            self._server.force_exit = True
+            await asyncio.wait((self._task,), timeout=timeout_s)
+        self._thread.shutdown(wait=False, cancel_futures=True)
+        self._task = None
+
+    def _application(self) -> Any:
+        from prometheus_client import CONTENT_TYPE_PLAIN_0_0_4, generate_latest
+        from starlette.applications import Starlette
+        from starlette.responses import JSONResponse, Response
+        from starlette.routing import Route
+
+        async def act(request: Request) -> Response:
+            arrived = time.perf_counter()
+            code, answer = await self._act(await request.body())
+            self._metrics.answered(code, time.perf_counter() - arrived)
+            headers = {"retry-after": "1"} if code == 503 else None
+            return Response(answer, code, headers, media_type="application/json")
+
+        async def policies(request: Request) -> Response:
+            served = self._served()
+            return JSONResponse(
+                {
+                    "checkpoint": served.name,
+                    "policies": [describe(policy.graph) for policy in served.policies],
+                }
+            )
+
+        async def health(request: Request) -> Response:
+            if self._is_ending:
+                return JSONResponse({"status": "ending"}, 503)
+            return JSONResponse({"status": "ok"})
+
+        async def metrics(request: Request) -> Response:
+            return Response(generate_latest(self._metrics.registry), media_type=CONTENT_TYPE_PLAIN_0_0_4)
+
+        return Starlette(
+            routes=[
+                Route("/v1/act", act, methods=["POST"]),
+                Route("/v1/policies", policies),
+                Route("/healthz", health),
+                Route("/metrics", metrics),
+            ]
+        )
+
+    async def _act(self, body: bytes) -> tuple[int, bytes]:
+        """Return the HTTP code and the body of the answer."""
+        served = self._served()
+
+        def parse() -> tuple[ServedPolicy, bool, Arrays, bool]:
+            call = _parsed(body)
+            policy = served.choose(call.get("module", ""), call.get("agent", ""))
+            return policy, *_inputs(policy, call), call.get("explore", False)
+
+        def write(policy: ServedPolicy, outputs: Arrays, is_one: bool) -> bytes:
+            answer = {**_answer(policy, outputs, is_one), "checkpoint": served.name}
+            return json.dumps(answer, allow_nan=False).encode()
+
+        try:
+            if len(body) <= _PARSED_AT_ONCE_BYTES:
+                policy, is_one, inputs, explore = parse()
+                return 200, write(policy, await self._compute(policy, inputs, explore), is_one)
+            loop = asyncio.get_running_loop()
+            policy, is_one, inputs, explore = await loop.run_in_executor(self._thread, parse)
+            outputs = await self._compute(policy, inputs, explore)
+            return 200, await loop.run_in_executor(self._thread, write, policy, outputs, is_one)
+        except RequestError as error:
+            code, text = 400, str(error)
+        except KeyError as error:
+            code, text = 404, str(error.args[0])
+        except OverloadedError as error:
+            code, text = 503, str(error)
+        except Exception as error:
+            _log.warning("a request over HTTP failed: %s: %s", type(error).__name__, error)
+            code, text = 500, f"the policy raised {type(error).__name__}; the server's log says more"
+        return code, json.dumps({"error": text}).encode()
+
+    async def _compute(self, policy: ServedPolicy, inputs: Arrays, explore: bool) -> Arrays:
+        future: asyncio.Future[Arrays] = asyncio.get_running_loop().create_future()
+
+        def on_done(answer: Arrays | Exception) -> None:
+            if future.done():
+                return
+            if isinstance(answer, Exception):
+                future.set_exception(answer)
+            else:
+                future.set_result(answer)
+
+        self._batcher.submit(policy, inputs, explore=explore, on_done=on_done)
+        return await future
+
+
+def _parsed(body: bytes) -> dict[str, Any]:
+    def refuse(text: str) -> float:
+        raise RequestError(f"expected finite numbers, got {text}")
+
+    collects = gc.isenabled()
+    gc.disable()  # looking at a million new lists again and again takes most of the time, under the GIL
+    try:
+        call = json.loads(body, parse_constant=refuse)
+    except RecursionError:
+        raise RequestError("the JSON is nested too deep") from None
+    except RequestError:
+        raise
+    except ValueError as error:
+        raise RequestError(f"the body is not JSON: {error}") from None
+    finally:
+        if collects:
+            gc.enable()
+    if not isinstance(call, dict):
+        raise RequestError(f"expected a JSON object with the key obs or observations, got {body[:40]!r}")
+    for key, value in call.items():
+        if key not in _KEYS:
+            raise RequestError(f"unknown key {key[:100]!r}.{did_you_mean(key[:100], _KEYS)}")
+        if key in ("module", "agent") and isinstance(value, int) and not isinstance(value, bool):
+            call[key] = str(value)
+        elif key in ("module", "agent") and not isinstance(value, str):
+            raise RequestError(f"{key}: expected an id, a text")
+        if key == "explore" and not isinstance(value, bool):
+            raise RequestError("explore: expected true or false")
+    if ("obs" in call) == ("observations" in call):
+        raise RequestError("expected either obs, one observation, or observations, a list of them")
+    for key, needs in (("reward", "obs"), ("rewards", "observations")):
+        if key in call and needs not in call:
+            raise RequestError(f"{key} goes with {needs}")
+    return call
+
+
+def _inputs(policy: ServedPolicy, call: Mapping[str, Any]) -> tuple[bool, Arrays]:
+    """Return whether the request has a single observation, and the checked arrays."""
+    is_one = "obs" in call
+    where = "obs" if is_one else "observations"
+    observations = [call["obs"]] if is_one else call["observations"]
+    if not isinstance(observations, list) or not observations:
+        raise RequestError("observations: expected a list of at least one observation")
+    leaves = rows_from_json(policy.observation_space, observations, where)
+    given = call.get("reward" if is_one else "rewards")
+    rewards = None if given is None else rewards_from_json([given] if is_one else given, len(observations))
+    state = call.get("state_in")
+    if state is not None:
+        if is_one and isinstance(state, dict):
+            state = {name: [value] for name, value in state.items()}
+        state = values_from_json(policy.states, state, len(observations), "state_in")
+    return is_one, policy.inputs_of(leaves, rewards, state)
+
+
+def _answer(policy: ServedPolicy, outputs: Arrays, is_one: bool) -> dict[str, Any]:
+    actions, state = policy.nested(outputs)
+    if is_one:
+        actions, state = tree_map(lambda leaf: leaf[0], (actions, state))
+    answer: dict[str, Any] = {"action" if is_one else "actions": _plain(actions)}
+    if state:
+        answer["state_out"] = _plain(state)
+    return {**answer, "module": policy.module_id}
+
+
+def _plain(tree: Any) -> Any:
+    if isinstance(tree, dict):
+        return {key: _plain(part) for key, part in tree.items()}
+    return [_plain(part) for part in tree] if isinstance(tree, tuple) else tree.tolist()
+
+
+def _listen(address: str, insecure: bool) -> socket.socket:
+    host, (_, colon, port) = host_name(address), address.rpartition(":")
+    if not host or not colon or not port.isdigit() or int(port) > 65535:
+        raise ConfigurationError(f"malformed address {address!r}: expected HOST:PORT, e.g. 127.0.0.1:8000")
+    if host not in _LOOPBACK and not host.startswith("127.") and not insecure:
+        raise ConfigurationError(
+            f"refusing to serve HTTP on {address}: anyone who can read the traffic learns the token. Use a proxy with "
+            "TLS on this machine, or set insecure=True (--insecure) on a network that you trust."
+        )
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listening = socket.socket(family)
+    try:
+        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listening.bind((host, int(port)))
+    except OSError as error:
+        listening.close()
+        raise ConfigurationError(f"cannot listen on {address}: {error.strerror}") from error
+    return listening
+
 
 _log = logging.getLogger("rlzmq.serve")
 

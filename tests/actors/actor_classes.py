@@ -130,9 +130,6 @@ class Recorder:
         }
         raise errors[kind]
 
-    async def raise_async(self) -> None:
-        raise ZeroDivisionError("from the loop")
-
     def end(self, how: str) -> None:
         print("last words", file=sys.stderr, flush=True)
         if how == "segfault":
@@ -144,10 +141,6 @@ class Recorder:
     def start_process(self) -> int:
         return subprocess.Popen(["sleep", "60"]).pid
 
-    def complain(self, text: str) -> None:
-        print(text, file=sys.stderr, flush=True)
-        print("to stdout", flush=True)
-
     def _private(self) -> None:
         pass
 
@@ -158,9 +151,6 @@ class Stopper:
     def __init__(self, path: str, how: str = "") -> None:
         self.path = path
         self.how = how
-
-    def pid(self) -> int:
-        return os.getpid()
 
     def stop(self) -> None:
         if self.how == "hang":

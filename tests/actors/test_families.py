@@ -83,7 +83,7 @@ async def system() -> AsyncIterator[ActorSystem]:
         yield running
 
 
-@pytest.mark.parametrize("how", ["signal", "kill", "stop", "fork server"])
+@pytest.mark.parametrize("how", ["signal", "stop", "fork server"])
 async def test_a_family_ends_with_its_actor(system: ActorSystem, how: str) -> None:
     other = await system.spawn(Family, name="other")
     actor = await system.spawn(Family, name="actor")
@@ -95,8 +95,6 @@ async def test_a_family_ends_with_its_actor(system: ActorSystem, how: str) -> No
     assert all(system.run_directory.path in Path(path).parents for path in sockets)
     if how == "signal":
         psutil.Process(actor.pid).kill()
-    elif how == "kill":
-        actor.kill()
     elif how == "stop":
         await actor.stop()
     else:

@@ -6,14 +6,13 @@ import asyncio
 import os
 import subprocess
 import sys
-import threading
 from collections.abc import AsyncIterator
 
 import pytest
 
 from rlzmq.actors.process_state import ActorLostError
 from rlzmq.actors.system import ActorSystem
-from rlzmq.core.process import LastWords, end_process, leave_words
+from rlzmq.core.process import LastWords, end_process
 from rlzmq.driver.supervision import first_line, lost_error
 
 # Writes when its parent has ended: the parent's pipe to it is closed.
@@ -28,26 +27,11 @@ class Dying:
         print("OOM hangs: this is not why", file=sys.stderr)
         end_process(72, LastWords("", text, "  a frame\n"))
 
-    def end_twice(self) -> None:
-        if os.fork() == 0:
-            leave_words(LastWords("", "a fork's words"))
-            os._exit(0)
-        os.wait()
-        leave_words(LastWords("KeyError", "the first words"))
-        thread = threading.Thread(target=end_process, args=(71, LastWords("", "later words")))
-        thread.start()
-        thread.join()
-
     async def break_loop(self) -> None:
         asyncio.get_running_loop().call_soon(_exit, "broken loop")
 
     def exit_silently(self) -> None:
         os._exit(9)
-
-    def shout(self, text: str) -> None:
-        for _ in range(60):
-            print(text, file=sys.stderr)
-        end_process(70, LastWords("ValueError", text * 100, text * 100))
 
 
 def _exit(text: str) -> None:

@@ -11,40 +11,38 @@ import pytest
 from rlzmq.algorithms.registry import ALGORITHMS
 from rlzmq.cli.main import COMMANDS, main
 
+# What is offered after words, and some of what must be among it.
+_OFFERED = {
+    "rlzmq": set(COMMANDS),
+    "rlzmq train": set(ALGORITHMS),
+    "rlzmq train ppo": {"--env", "--num-env-runners", "--env-runners", "--clip-param", "--resume"},
+    "rlzmq evaluate": {"--episodes", "--video", "--env", "--import"},
+    "rlzmq launch": {"logs", "stop"},
+}
 _ASK = """
-source {script}
 COMP_WORDS=({words} '') COMP_CWORD={last}
+COMPREPLY=()
 _tyro_rlzmq
-printf '%s\\n' "${{COMPREPLY[@]}}"
+echo "${{COMPREPLY[*]}}" | tr '\\n' ' '
+echo
 """
 
 
-@pytest.fixture(scope="module")
-def script(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("completion") / "rlzmq.bash"
-    with pytest.MonkeyPatch.context() as patch, path.open("w") as file:
+@pytest.mark.skipif(shutil.which("bash") is None, reason="bash is not here")
+def test_bash_completes_commands_algorithms_and_flags(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    script = tmp_path / "rlzmq.bash"
+    with monkeypatch.context() as patch, script.open("w") as file:
         patch.setattr("sys.stdout", file)
         assert main(["completion", "bash"]) == 0
-    return path
-
-
-@pytest.mark.skipif(shutil.which("bash") is None, reason="bash is not here")
-@pytest.mark.parametrize(
-    ("words", "offered"),
-    [
-        ("rlzmq", set(COMMANDS)),
-        ("rlzmq train", set(ALGORITHMS)),
-        ("rlzmq train ppo", {"--env", "--num-env-runners", "--env-runners", "--clip-param", "--resume"}),
-        ("rlzmq evaluate", {"--episodes", "--video", "--env", "--import"}),
-        ("rlzmq launch", {"logs", "stop"}),
-    ],
-)
-def test_bash_completes_commands_algorithms_and_flags(words: str, offered: set[str], script: Path) -> None:
-    text = _ASK.format(script=script, words=words, last=len(words.split()))
+    asked = [_ASK.format(words=words, last=len(words.split())) for words in _OFFERED]
+    text = "\n".join([f"source {script}", *asked])
     done = subprocess.run(
         ["bash", "--norc", "-c", text], capture_output=True, text=True, timeout=60, check=True
     )
-    assert offered <= set(done.stdout.split()), done.stdout
+    for offered, line in zip(_OFFERED.values(), done.stdout.splitlines(), strict=True):
+        assert offered <= set(line.split()), line
 
 
 def test_the_usage_names_it_and_another_shell_is_refused(capsys: pytest.CaptureFixture[str]) -> None:

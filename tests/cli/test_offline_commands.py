@@ -34,18 +34,9 @@ def test_a_policy_is_recorded_cloned_evaluated_and_recorded_again(
         "1",
         "--stop",
         "iterations=1",
-    ]
-    given = [
-        "train",
-        "ppo",
-        *common,
-        *online,
-        "--output",
-        str(data),
-        "--run-dir",
-        str(tmp_path / "ppo"),
         "--quiet",
     ]
+    given = ["train", "ppo", *common, *online, "--output", str(data), "--run-dir", str(tmp_path / "ppo")]
     assert main(given) == 0
     assert list(data.glob("*.shard"))
     offline = ["--input", str(data), "--dataset-num-iters-per-learner", "2", "--train-batch-size", "64"]

@@ -93,22 +93,8 @@ def test_a_function_from_a_file(
         'trainable = "tests.tune.trainables:score"\n[param_space]\nx = { grid_search = [1, 2] }\n'
         '[tune]\nmetric = "score"\n'
     )
-    assert (
-        main(
-            [
-                "tune",
-                str(space),
-                "--dir",
-                str(tmp_path),
-                "--quiet",
-                "--stop",
-                "iterations=2",
-                "--max-concurrent-trials",
-                "1",
-            ]
-        )
-        == 0
-    )
+    flags = ["--quiet", "--stop", "iterations=2", "--max-concurrent-trials", "1"]
+    assert main(["tune", str(space), "--dir", str(tmp_path), *flags]) == 0
     assert "score = 4 in " in capsys.readouterr().out
 
 

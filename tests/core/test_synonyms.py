@@ -301,7 +301,7 @@ def test_a_command(line: str, answer: str, capsys: pytest.CaptureFixture[str]) -
 
 def test_a_request_with_observation_is_told_obs() -> None:
     pytest.importorskip("starlette")
-    from rlzmq.deploy.http_interface import RequestError, _parsed
+    from rlzmq.deploy.policy_server import RequestError, _parsed
 
     with pytest.raises(RequestError) as caught:
         _parsed(b'{"observation": [0, 0, 0, 0]}')

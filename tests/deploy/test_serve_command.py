@@ -108,36 +108,9 @@ def refuses_connections(server: Served) -> bool:
     return False
 
 
-def test_sigterm_answers_what_has_arrived(tmp_path: Path) -> None:
-    write_checkpoint(gated(tmp_path), tmp_path / "000001")
-    with served("000001", directory=tmp_path) as server:
-        answers: list[Any] = []
-
-        def ask() -> None:
-            with server.client() as client:
-                answers.append(client.act(obs=[1.0, 0, 0, 0]))
-
-        threads = [threading.Thread(target=ask) for _ in range(3)]
-        for thread in threads:
-            thread.start()
-        while not (tmp_path / "begun").exists():
-            threads[0].join(0.01)
-        server.process.send_signal(signal.SIGTERM)
-        assert server.process.stdout is not None
-        while server.process.stdout.readline() != "ending\n":
-            pass
-        while not refuses_connections(server):
-            pass
-        assert answers == []
-        (tmp_path / "go").touch()
-        for thread in threads:
-            thread.join()
-        assert [code for code, _ in answers] == [200] * 3
-        server.process.communicate(timeout=60)
-        assert server.process.returncode == 0
-
-
-def test_a_request_that_makes_the_module_fail_costs_no_other_its_answer(tmp_path: Path) -> None:
+def test_sigterm_answers_what_has_arrived_also_beside_a_request_that_makes_the_module_fail(
+    tmp_path: Path,
+) -> None:
     write_checkpoint(gated(tmp_path), tmp_path / "000001")
     with served("000001", directory=tmp_path) as server:
         answers: dict[float, Any] = {}
@@ -155,19 +128,30 @@ def test_a_request_that_makes_the_module_fail_costs_no_other_its_answer(tmp_path
         with server.client() as client:
             while "rlzmq" not in client.ask("GET", "/metrics")[1]["text"]:
                 pass
+        server.process.send_signal(signal.SIGTERM)
+        assert server.process.stdout is not None
+        while server.process.stdout.readline() != "ending\n":
+            pass
+        while not refuses_connections(server):
+            pass
+        assert answers == {}
         (tmp_path / "go").touch()
         for thread in threads:
             thread.join()
-        assert {first: code for first, (code, _) in answers.items()} == {
-            1.0: 200,
-            2.0: 500,
-            3.0: 200,
-            4.0: 200,
-        }
+        codes = {first: code for first, (code, _) in answers.items()}
+        assert codes == {1.0: 200, 2.0: 500, 3.0: 200, 4.0: 200}
         assert "the policy raised RuntimeError" in answers[2.0][1]["error"]
-        code, text = server.end(signal.SIGTERM)
-        assert code == 0
+        text, _ = server.process.communicate(timeout=60)
+        assert server.process.returncode == 0
         assert "this observation makes the module fail" in text
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A directory with a checkpoint."""
+    directory = tmp_path_factory.mktemp("place")
+    write_checkpoint(cartpole(), directory / "000001")
+    return directory
 
 
 @pytest.mark.parametrize(
@@ -183,26 +167,26 @@ def test_a_request_that_makes_the_module_fail_costs_no_other_its_answer(tmp_path
 def test_wrong_arguments_are_configuration_errors(
     arguments: list[str],
     message: str,
-    tmp_path: Path,
+    place: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    monkeypatch.chdir(tmp_path)
-    write_checkpoint(cartpole(), tmp_path / "000001")
+    monkeypatch.chdir(place)
     assert main(["serve", *arguments]) == EXIT_CONFIG
     assert message in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("text", ["", "short", "a token with spaces in it", "ä" * 40])
 def test_a_token_file_must_hold_a_token(
-    text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    place: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.chdir(tmp_path)
-    write_checkpoint(cartpole(), tmp_path / "000001")
-    Path("000001/serve.token").write_text(text)
-    Path("000001/serve.token").chmod(0o600)
-    assert main(["serve", "000001"]) == EXIT_CONFIG
-    assert "serve.token holds no token" in capsys.readouterr().err
-    Path("000001/serve.token").chmod(0o644)
+    monkeypatch.chdir(place)
+    file = Path("000001/serve.token")
+    for text in ("", "short", "a token with spaces in it", "ä" * 40):
+        file.write_text(text)
+        file.chmod(0o600)
+        assert main(["serve", "000001"]) == EXIT_CONFIG
+        assert "serve.token holds no token" in capsys.readouterr().err
+    file.chmod(0o644)
     assert main(["serve", "000001"]) == EXIT_CONFIG
     assert "others may read it" in capsys.readouterr().err
+    file.unlink()

@@ -38,11 +38,6 @@ class FourValues(Base):
         return np.zeros(2, np.float32), 1.0, False, {}
 
 
-class NoInfo(Base):
-    def reset(self, *, seed=None, options=None):
-        return np.zeros(2, np.float32)
-
-
 class NoServer(Base):
     def __init__(self):
         raise RuntimeError("the server is down")
@@ -61,8 +56,7 @@ def place(terminal: Terminal) -> Terminal:
     ("env", "said"),
     [
         ("FourValues", "(observation, reward, terminated, truncated, info). Correct mine:FourValues."),
-        ("NoInfo", "which returns (observation, info). Correct mine:NoInfo."),
-        ("NoServer", "the server is down (mine.py:36 in __init__)"),
+        ("NoServer", "the server is down (mine.py:31 in __init__)"),
     ],
 )
 def test_an_env_with_another_interface_is_told_once_what_to_return(

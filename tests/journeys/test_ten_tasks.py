@@ -136,7 +136,7 @@ def test_a_wrong_reward_scale_is_found(place: Terminal) -> None:
     assert "health" not in scaled.out, scaled
 
 
-def test_five_seeds_of_two_settings(place: Terminal) -> None:
+def test_seeds_of_two_settings(place: Terminal) -> None:
     """README.md, docs/how_to/index.md, docs/runs.md; 3 commands, the first in a loop."""
     pytest.importorskip("matplotlib")
     runs = [
@@ -145,11 +145,11 @@ def test_five_seeds_of_two_settings(place: Terminal) -> None:
             f"--run-dir runs/rates/{lr}-{seed}"
         )
         for lr in ("3e-4", "3e-3")
-        for seed in range(1, 6)
+        for seed in (1, 2)
     ]
-    assert [run.end().code for run in runs] == [0] * 10
+    assert [run.end().code for run in runs] == [0] * 4
     plotted = typed(place, "rlzmq plot runs/rates -o rates.png").out
-    assert sorted(re.findall(r"lr=(\S+) \(5 runs\): ", plotted)) == ["0.0003", "0.003"], plotted
+    assert sorted(re.findall(r"lr=(\S+) \(2 runs\): ", plotted)) == ["0.0003", "0.003"], plotted
     assert (place.cwd / "rates.png").exists()
     assert "lr      seed" in typed(place, "rlzmq runs compare runs/rates").out
 

@@ -2,40 +2,31 @@
 
 from __future__ import annotations
 
-import os
 import re
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[2]
-_SUBMIT = ["train", "ppo", "--env", "CartPole-v1", "--run-dir", "runs/x", "--on", "slurm", "--dry-run"]
+from rlzmq.cli.main import main
+
+_SUBMIT = "train ppo --env CartPole-v1 --run-dir runs/x --on slurm --dry-run --cluster cluster.toml"
 
 
-def submitted(directory: Path, cluster: str, *more: str) -> subprocess.CompletedProcess[str]:
-    (directory / "cluster.toml").write_text(cluster)
-    return rlzmq(directory, *_SUBMIT, "--cluster", "cluster.toml", *more)
+@pytest.fixture(autouse=True)
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
 
 
-def rlzmq(directory: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    command, environment = (
-        [sys.executable, "-m", "rlzmq", *arguments],
-        {**os.environ, "PYTHONPATH": str(ROOT)},
-    )
-    return subprocess.run(
-        command, cwd=directory, env=environment, capture_output=True, text=True, check=False
-    )
-
-
-def test_jobs_for_slurm_are_a_shell_script(tmp_path: Path) -> None:
+def test_jobs_for_slurm_are_a_shell_script(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     tables = '[head]\nmemory = "4G"\n[learners]\ncount = 2\n[runners]\ncount = 3\n'
     tables += 'arguments = ["--envs-per-env-runner", "8"]\n'
-    done = submitted(tmp_path, tables)
-    assert done.returncode == 0, done.stderr
-    subprocess.run(["bash", "-n"], input=done.stdout, text=True, check=True)
-    scripts = re.findall(r"END_OF_JOB'\n(.*?)END_OF_JOB\n", done.stdout, re.DOTALL)
+    (here / "cluster.toml").write_text(tables)
+    assert main(_SUBMIT.split()) == 0
+    said = capsys.readouterr().out
+    subprocess.run(["bash", "-n"], input=said, text=True, check=True)
+    scripts = re.findall(r"END_OF_JOB'\n(.*?)END_OF_JOB\n", said, re.DOTALL)
     for script in scripts:
         subprocess.run(["bash", "-n"], input=script, text=True, check=True)
         assert "--signal=B:USR1@60" in script
@@ -50,22 +41,24 @@ def test_jobs_for_slurm_are_a_shell_script(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("cluster", "more", "problem"),
     [
-        ("[runner]\ncount = 3", (), "Did you mean 'runners'"),
-        ("[runners]\ncount = 0", (), "got 0"),
-        ("[head]\ncount = 2", (), "got 2"),
-        ("[head]\ncpu = 2", (), "Did you mean 'cpus'"),
-        ("runners = 3", (), "runners: .* got 3"),
-        ("[runners]\narguments = 3", (), "arguments: .* got 3"),
-        ("", ("--overwrite",), "--overwrite"),
-        ("", ("--on", "slrum"), "Did you mean 'slurm'"),
-        ("", ("--on", "ssh"), r"\[head\] needs hosts"),
-        ("", ("--on", "local"), "--on ENGINE"),
+        ("[runner]\ncount = 3", "", "Did you mean 'runners'"),
+        ("[runners]\ncount = 0", "", "got 0"),
+        ("[head]\ncount = 2", "", "got 2"),
+        ("[head]\ncpu = 2", "", "Did you mean 'cpus'"),
+        ("runners = 3", "", "runners: .* got 3"),
+        ("[runners]\narguments = 3", "", "arguments: .* got 3"),
+        ("", "--overwrite", "--overwrite"),
+        ("", "--on slrum", "Did you mean 'slurm'"),
+        ("", "--on ssh", r"\[head\] needs hosts"),
+        ("", "--on local", "--on ENGINE"),
     ],
 )
-def test_wrong_jobs_are_refused(tmp_path: Path, cluster: str, more: tuple[str, ...], problem: str) -> None:
-    done = submitted(tmp_path, cluster, *more)
-    assert done.returncode == 78
-    assert re.search(problem, done.stderr)
+def test_wrong_jobs_are_refused(
+    here: Path, cluster: str, more: str, problem: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (here / "cluster.toml").write_text(cluster)
+    assert main([*_SUBMIT.split(), *more.split()]) == 78
+    assert re.search(problem, capsys.readouterr().err)
 
 
 @pytest.mark.parametrize(
@@ -77,7 +70,8 @@ def test_wrong_jobs_are_refused(tmp_path: Path, cluster: str, more: tuple[str, .
         ("launch cluster.toml", 2, "expected logs or stop"),
     ],
 )
-def test_runs_that_no_engine_runs_are_named(tmp_path: Path, command: str, code: int, problem: str) -> None:
-    done = rlzmq(tmp_path, *command.split())
-    assert done.returncode == code
-    assert problem in done.stderr
+def test_runs_that_no_engine_runs_are_named(
+    command: str, code: int, problem: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(command.split()) == code
+    assert problem in capsys.readouterr().err

@@ -75,6 +75,14 @@ def test_names_and_hellos_of_the_past_do_not_pile_up(monkeypatch):
     assert list(bench.state.hello_ids) == [f"uuid-{name}" for name in newest]
 
 
+def test_of_processes_that_are_not_let_in_again_the_oldest_are_let_go(monkeypatch):
+    monkeypatch.setattr("rlzmq.protocol.broker.state._MAX_FENCED", 3)
+    bench = Bench()
+    for index in range(5):  # each takes the name from its predecessor
+        bench.hello(f"{index}", "runner", num_envs=1, name="runner")
+    assert list(bench.state.fenced) == ["uuid-1", "uuid-2", "uuid-3"]
+
+
 # ------------------------------------------------------------------ what it says
 
 

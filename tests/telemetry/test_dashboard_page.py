@@ -14,8 +14,9 @@ import pytest
 from PIL import Image
 
 from rlzmq.core.addresses import SocketDirectory
+from tests.support.runs import Command
 from tests.telemetry.dashboards import MadeUpBroker, Served
-from tests.telemetry.test_dashboard_server import SCRAPED, enter_page_of, make_search, tune_with_page
+from tests.telemetry.test_dashboard_server import SCRAPED, enter_page_of, make_search
 from tests.telemetry.test_runs import ended, make_run, result
 
 CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
@@ -243,6 +244,30 @@ def test_trials_are_parallel_coordinates_with_a_table_that_the_keyboard_walks(
         page.keyboard.press("Enter")
         sync_api.expect(page).to_have_title("lr/PPO_00017: 95 · rlzmq")
         page.close()
+
+
+def tune_with_page(tmp_path: Path) -> Command:
+    """``rlzmq tune … --dashboard`` of two trials that do not end."""
+    (tmp_path / "space.toml").write_text(
+        """
+trainable = "PPO"
+[environment]
+env = "CartPole-v1"
+[env_runners]
+num_env_runners = 0
+[training]
+lr = { grid_search = [1e-3, 1e-4] }
+train_batch_size_per_learner = 64
+minibatch_size = 32
+num_epochs = 1
+[tune]
+metric = "env_runners/episode_return_mean"
+mode = "max"
+[stop]
+training_iteration = 1000000
+"""
+    )
+    return Command(tmp_path, "tune", "space.toml", "--preset", "none", "--name", "lr", "--dashboard")
 
 
 def test_a_search_is_shown_while_it_runs_and_its_end_is_told(

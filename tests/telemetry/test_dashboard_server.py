@@ -202,21 +202,11 @@ def test_prometheus_and_grafana_find_every_metric_that_the_shipped_dashboard_dra
 
 def test_every_panel_of_the_grafana_file_shows_something_of_a_real_run(tmp_path: Path) -> None:
     parser = pytest.importorskip("prometheus_client.parser", reason="reads the text as Prometheus does")
-    command = [
-        "train",
-        "ppo",
-        "--env",
-        "CartPole-v1",
-        "--preset",
-        "none",
-        "--env-runners",
-        "1",
-        "--learners",
-        "1",
-    ]
-    command += ["--batch-size-per-learner", "200", "--minibatch-size", "100", "--num-epochs", "1"]
-    command += ["--run-dir", "runs/a", "--stop", "time=600"]
-    with Command(tmp_path, *command) as run:
+    command = (
+        "train ppo --env CartPole-v1 --preset none --env-runners 1 --learners 1 --batch-size-per-learner 200 "
+        "--minibatch-size 100 --num-epochs 1 --run-dir runs/a --stop time=600"
+    )
+    with Command(tmp_path, *command.split()) as run:
         run.wait_for("iter 2 ")
         with Served(tmp_path, "runs", "--token-file", "token") as served:
             token = (tmp_path / "token").read_text().strip()
@@ -437,49 +427,5 @@ def test_train_shows_its_run_with_its_runners_and_takes_the_page_with_it(tmp_pat
         train.process.send_signal(2)
         assert train.end() == 130
         assert "watch       rlzmq dashboard run" in train.output
-        with pytest.raises(ConnectionRefusedError):
-            page.ask("/")
-
-
-def tune_with_page(tmp_path: Path) -> Command:
-    """``rlzmq tune … --dashboard`` of two trials that do not end."""
-    (tmp_path / "space.toml").write_text(
-        """
-trainable = "PPO"
-[environment]
-env = "CartPole-v1"
-[env_runners]
-num_env_runners = 0
-[training]
-lr = { grid_search = [1e-3, 1e-4] }
-train_batch_size_per_learner = 64
-minibatch_size = 32
-num_epochs = 1
-[tune]
-metric = "env_runners/episode_return_mean"
-mode = "max"
-[stop]
-training_iteration = 1000000
-"""
-    )
-    return Command(tmp_path, "tune", "space.toml", "--preset", "none", "--name", "lr", "--dashboard")
-
-
-@pytest.mark.slow
-def test_tune_shows_its_trials_while_they_run(tmp_path: Path) -> None:
-    pytest.importorskip("optuna")
-    with tune_with_page(tmp_path) as tune:
-        page = enter_page_of(tune)
-        (search,) = until(
-            page.events(),
-            "trials",
-            lambda searches: (
-                searches and [t["metric"] is not None for t in searches[0]["trials"]] == [True] * 2
-            ),
-        )
-        assert search["axes"] == [{"path": "lr", "is_log": False}]
-        assert {trial["values"][0] for trial in search["trials"]} <= {1e-3, 1e-4}
-        tune.process.send_signal(2)
-        assert tune.end() == 130
         with pytest.raises(ConnectionRefusedError):
             page.ask("/")

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
+from rlzmq.cli.main import main
 from rlzmq.telemetry import run_directory
 from rlzmq.telemetry.run_directory import EventLog
-from tests.support.runs import Command
 from tests.telemetry.test_runs import make_run
 
 
@@ -57,7 +57,9 @@ def test_a_flood_ends_with_a_note(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     ]  # fmt: skip
 
 
-def test_a_run_that_ends_with_an_error_keeps_the_users_frames(tmp_path: Path) -> None:
+def test_a_run_that_ends_with_an_error_keeps_the_users_frames(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "fragile.py").write_text(
         "import gymnasium as gym, numpy as np\n"
         "class Fragile(gym.Env):\n"
@@ -69,8 +71,8 @@ def test_a_run_that_ends_with_an_error_keeps_the_users_frames(tmp_path: Path) ->
         "        raise RuntimeError('the wheel came off')\n"
     )
     arguments = ["--env", "fragile:Fragile", "--num-env-runners", "0", "--preset", "none", "--run-dir", "run"]
-    with Command(tmp_path, "train", "ppo", *arguments, "--restart-failed-sub-environments", "false") as train:
-        assert train.end() == 70
+    monkeypatch.chdir(tmp_path)
+    assert main(["train", "ppo", *arguments, "--restart-failed-sub-environments", "false"]) == 70
     last = events_in(tmp_path / "run")[-1]
     assert (last["level"], last["source"]) == ("error", "run")
     assert "the wheel came off" in last["text"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 from pathlib import Path
 from typing import Any
 
@@ -64,6 +65,8 @@ def test_a_population_of_algorithms_continues_from_the_best_ones_weights_with_an
     assert other[2]["loaded_weights"] == best[1]["weights"] != other[1]["weights"]
     assert other[2]["weights"] != best[2]["weights"]  # it learns at another rate from there
     assert [line["num_env_steps_sampled_lifetime"] for line in other] == [64, 128, 192, 256]
+    (logged,) = map(json.loads, (Path(results.experiment_path) / "pbt_global.txt").read_text().splitlines())
+    assert logged[:4] == ["PPO_00001", "PPO_00000", 2, 2]
 
 
 def test_trials_with_runner_and_learner_processes_run_side_by_side_and_leave_none(

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -232,74 +230,3 @@ def test_asha_ends_bad_trials_of_a_search_early(run_config: tune.RunConfig) -> N
     ).fit()  # fmt: skip
     assert [result.metrics["training_iteration"] for result in results] == [8, 2, 2, 2]
     assert results.num_errors == 0
-
-
-# -- a task on which populations are better ----------------------------------------------------------------------
-
-
-class Chase(tune.Trainable):
-    """The value grows by what the rate is worth now; the best rate moves from 0 to 1 over the run.
-
-    No constant rate is good for the whole run, so a population that changes its rates on the way gets further.
-    """
-
-    def setup(self, config: dict[str, Any]) -> None:
-        self.value = 0.0
-
-    def step(self) -> dict[str, Any]:
-        best_rate = min(self.iteration / 20, 1.0)
-        self.value += max(1.0 - 4.0 * abs(self.config["rate"] - best_rate), 0.0)
-        return {"value": self.value, "rate": self.config["rate"]}
-
-    def save_checkpoint(self, checkpoint_dir: str) -> None:
-        (Path(checkpoint_dir) / "value.json").write_text(json.dumps(self.value))
-
-    def load_checkpoint(self, checkpoint_dir: str) -> None:
-        self.value = json.loads((Path(checkpoint_dir) / "value.json").read_text())
-
-
-def chase(run_config: tune.RunConfig, scheduler: TrialScheduler | None) -> tune.ResultGrid:
-    return tune.Tuner(
-        Chase,
-        param_space={"rate": tune.uniform(0, 1)},
-        tune_config=tune.TuneConfig(
-            metric="value", mode="max", num_samples=4, scheduler=scheduler, max_concurrent_trials=1,
-            search_alg=tune.search.BasicVariantGenerator(random_state=0),
-        ),
-        run_config=dataclasses.replace(run_config, name=type(scheduler).__name__, stop={"training_iteration": 20}),
-    ).fit()  # fmt: skip
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "scheduler",
-    [
-        PopulationBasedTraining(hyperparam_mutations={"rate": tune.uniform(0, 1)}, seed=0),
-        PB2(hyperparam_bounds={"rate": (0, 1)}, seed=0),
-    ],
-)
-def test_a_population_beats_random_search_in_the_same_budget(
-    run_config: tune.RunConfig, scheduler: PopulationBasedTraining
-) -> None:
-    scheduler.time_attr, scheduler.perturbation_interval = "training_iteration", 2
-    population = chase(run_config, scheduler)
-    random_search = chase(run_config, None)
-    assert population.num_errors == random_search.num_errors == 0
-    assert {result.metrics["training_iteration"] for result in [*population, *random_search]} == {20}
-    best, best_random = (grid.get_best_result().metrics["value"] for grid in (population, random_search))
-    assert best_random <= 20 / 4 + 1  # what the best constant rate reaches
-    assert best > best_random
-    rates = {
-        round(line["rate"], 6) for result in population for line in tune.trial.read_results(Path(result.path))
-    }
-    assert len(rates) > 4  # they were changed
-    logged = [
-        json.loads(line)
-        for line in (Path(population.experiment_path) / "pbt_global.txt").read_text().splitlines()
-    ]
-    for name, source, iteration, copied, _, new in logged:
-        assert name != source
-        assert copied <= iteration
-        assert 0 <= new["rate"] <= 1
-    assert len(logged) >= len(rates) - 4
-    assert np.isfinite(best)

@@ -42,6 +42,15 @@ def test_thresholds_are_reached_by_values_that_are_not_smaller(caplog: pytest.Lo
         assert ends_at(make_stopper({"los": 0, "loss": 2}), 1, 2) == 2
     assert "results have no 'los'. Did you mean 'loss'" in caplog.text
     assert ends_at(make_stopper({"loss": 3}), float("nan"), 4) == 2
+    with pytest.raises(ConfigurationError, match=r"results have no 'los'. Did you mean 'loss'"):
+        ends_at(make_stopper({"los": 0}), 1)
+
+
+def test_nested_dicts_and_functions_end_trials() -> None:
+    nested = {"training_iteration": 1, "nested": {"half": 0.5}}
+    assert make_stopper({"nested": {"half": 0.5}})("00000", nested)
+    assert not make_stopper({"nested": {"half": 0.6}})("00000", nested)
+    assert ends_at(make_stopper(lambda trial_id, result: result["loss"] >= 2), 1, 2, 3) == 2
 
 
 def test_plateaus() -> None:

@@ -16,7 +16,7 @@ from rlzmq.core.errors import CheckpointError, ConfigurationError
 from rlzmq.tune.trial import read_results
 from tests.support.runs import small
 from tests.support.warm_process import run_warm
-from tests.tune.trainables import Counter, score, with_checkpoints
+from tests.tune.trainables import Counter, score
 
 
 def with_stop(run_config: tune.RunConfig, **stop: float) -> tune.RunConfig:
@@ -127,26 +127,6 @@ def test_bad_arguments_are_named(make: Any, text: str) -> None:
         make()
 
 
-def test_a_stop_key_that_no_result_has_is_an_error(run_config: tune.RunConfig) -> None:
-    results = tune.Tuner(score, param_space={"x": 1}, run_config=with_stop(run_config, scor=10)).fit()
-    assert "results have no 'scor'. Did you mean 'score'" in str(results.errors[0])
-    assert results[0].metrics["score"] == 1 if results[0].metrics else True
-
-
-def test_nested_stop_dicts_and_functions_end_trials(run_config: tune.RunConfig, tmp_path: Path) -> None:
-    nested = dataclasses.replace(run_config, stop={"nested": {"half": 0.5}})
-    assert (
-        tune.Tuner(score, param_space={"x": 1}, run_config=nested).fit()[0].metrics["training_iteration"] == 1
-    )
-    by_function = dataclasses.replace(
-        run_config, name="f", stop=lambda trial_id, result: result["score"] >= 2
-    )
-    assert (
-        tune.Tuner(score, param_space={"x": 1}, run_config=by_function).fit()[0].metrics["training_iteration"]
-        == 2
-    )
-
-
 def test_a_killed_trial_continues_from_its_checkpoint(
     run_config: tune.RunConfig, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -166,14 +146,6 @@ def test_a_killed_trial_continues_from_its_checkpoint(
         2,
         3,
     ]
-
-
-def test_a_killed_function_continues_from_its_reported_checkpoint(run_config: tune.RunConfig) -> None:
-    result = tune.Tuner(with_checkpoints, param_space={"x": 3}, run_config=run_config).fit()[0]
-    assert result.metrics["total"] == 12
-    assert result.metrics["iterations_since_restore"] == 2
-    assert result.checkpoint is not None
-    assert (Path(result.checkpoint.path) / "state.json").read_text() == "[4, 12]"
 
 
 def test_errors_are_collected_and_restarted_as_often_as_asked(run_config: tune.RunConfig) -> None:

@@ -26,8 +26,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from rlzmq.core.errors import ConfigurationError
 from rlzmq.net.http_server import server_config
-from rlzmq.telemetry.dashboard.exported import ExportedRuns
-from rlzmq.telemetry.dashboard.panels import Columns, curves_for_width, panels_of
+from rlzmq.telemetry.dashboard.panels import Columns, ExportedRuns, curves_for_width, panels_of
 from rlzmq.telemetry.dashboard.watched import Watched, WatchedRun
 from rlzmq.telemetry.runs import X_AXES
 
