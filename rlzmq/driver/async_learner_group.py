@@ -14,9 +14,8 @@ from rlzmq.core.imports import LazyModule
 from rlzmq.core.names import LEARNER_PATH
 from rlzmq.core.patience import Supervision
 from rlzmq.driver.async_env_runner_group import asyncio_gather
-from rlzmq.driver.learner_supervision import LearnerSupervisor
 from rlzmq.driver.process_config import config_for_learners, one_less, one_more, weights_to_load
-from rlzmq.driver.supervision import spawn_within
+from rlzmq.driver.supervision import LearnerSupervisor, spawn_within
 from rlzmq.learners.sources import num_env_steps_of
 from rlzmq.modules.saving import read_module_states
 from rlzmq.replay.replay_buffer import divide_states

@@ -164,8 +164,7 @@ class DriverLink(PeerLink):
         run_id: Id of the run.
         data_address: Address of the broker's data socket.
         next_update: The first update, which is also the weights version that the learners start from.
-            on_notice: Called with the broker's notices for supervisors.
-        trained, dropped: Env steps accounted for earlier.
+        on_notice: Called with the broker's notices for supervisors.
         packed_config: The config as one frame, for external runners.
         spaces_digest: Digest of the env's spaces, which must be equal for external runners.
 
@@ -181,8 +180,6 @@ class DriverLink(PeerLink):
         *,
         next_update: int,
         on_notice: Callable[[Notice], None] | None = None,
-        trained: int = 0,
-        dropped: dict[str, int] | None = None,
         packed_config: bytes = b"",
         spaces_digest: str = "",
     ) -> None:
@@ -191,8 +188,6 @@ class DriverLink(PeerLink):
             "driver",
             new_peer_id(),
             next_update=next_update,
-            trained=trained,
-            dropped=dropped,
             config=packed_config,
             config_digest=digest_of(packed_config) if packed_config else "",
             spaces_digest=spaces_digest,

@@ -78,11 +78,6 @@ class Context:
         """Whether :meth:`close` was called."""
         return self._raw.closed
 
-    @property
-    def num_open_sockets(self) -> int:
-        """Sockets made in this context that are still open."""
-        return len(self._open)
-
     def open_socket(self, socket_type: int, owner: _Closable) -> zmq.Socket[bytes]:
         """Create a raw socket for ``owner``; :meth:`close` closes the owner if it is still open.
 

@@ -44,7 +44,6 @@ class DriverCore(PeerCore):
     Args:
         run_id, name, uuid: See `messages.Hello`.
         next_update: First update of this run: 0, or the one after the checkpoint.
-        trained, dropped: Env steps accounted for in the checkpoint.
         config_digest, spaces_digest, package_version: Every other peer must have the same.
         config: One opaque frame for external runners; b"" for none.
 
@@ -60,8 +59,6 @@ class DriverCore(PeerCore):
         uuid: str,
         *,
         next_update: int = 0,
-        trained: int = 0,
-        dropped: dict[str, int] | None = None,
         config_digest: str = "",
         spaces_digest: str = "",
         package_version: str = "",
@@ -71,8 +68,8 @@ class DriverCore(PeerCore):
         super().__init__(run_id, name, uuid, timers)
         self.next_report: int = next_update
         self.next_update: int = next_update
-        self.trained: int = trained
-        self.dropped: dict[str, int] = dict(dropped or {})
+        self.trained: int = 0
+        self.dropped: dict[str, int] = {}
         self.connector_version: int = -1
         self._digests = (package_version, config_digest, spaces_digest)
         self._config = config

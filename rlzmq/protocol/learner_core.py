@@ -182,16 +182,6 @@ class LearnerCore(PeerCore):
 
     # ------------------------------------------------------------------ facts
 
-    @property
-    def running_update(self) -> int | None:
-        """The update being trained, if any."""
-        return self._running
-
-    @property
-    def num_waiting_updates(self) -> int:
-        """Number of received updates whose training has not started."""
-        return len(self._held) - (self._running is not None)
-
     def is_receiving(self, update_id: int, attempt: int) -> bool:
         """Return whether shards of this update are still missing, so that a shard may be refused."""
         held = self._matching(update_id, attempt)

@@ -188,8 +188,8 @@ class RunnerRecord:
 class Ledger:
     """All accepted and uncommitted fragments, the committed ids, and the step accounting."""
 
-    def __init__(self, accounting: StepAccount | None = None) -> None:
-        self.accounting: StepAccount = accounting or StepAccount()
+    def __init__(self) -> None:
+        self.accounting: StepAccount = StepAccount()
         self.entries: dict[FragmentId, Entry] = {}
         self.runners: dict[tuple[str, int], RunnerRecord] = {}
         self.num_bytes: int = 0

@@ -196,24 +196,9 @@ class RunnerCore(PeerCore):
 
     # ------------------------------------------------------------------ facts
 
-    @property
-    def num_unacked(self) -> int:
-        """Number of fragments sent and not committed."""
-        return len(self._kept)
-
-    @property
-    def unacked_bytes(self) -> int:
-        """Memory of the uncommitted fragments."""
-        return sum(kept.num_bytes for kept in self._kept.values())
-
     def kept_fragments(self) -> dict[int, tuple[Fragment, bool]]:
         """Return the uncommitted fragments and whether each was accepted, by sequence number."""
         return {seq: (kept.fragment, kept.is_accepted) for seq, kept in self._kept.items()}
-
-    @property
-    def current_lease(self) -> Lease | None:
-        """The lease being sampled, if any."""
-        return self._current
 
     @property
     def next_fragment(self) -> FragmentId:

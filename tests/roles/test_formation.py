@@ -15,7 +15,7 @@ import pytest
 from rlzmq.actors.process_state import ExitStatus
 from rlzmq.core.errors import PeerLostError
 from rlzmq.core.patience import RestartPolicy, Supervision
-from rlzmq.driver.learner_supervision import LearnerSupervisor
+from rlzmq.driver.supervision import LearnerSupervisor
 from rlzmq.roles.formation import form_group, guarded_connections, interface_for
 
 
@@ -127,7 +127,7 @@ async def test_a_replacement_that_always_dies_while_forming_is_given_up(
             raise PeerLostError("a peer died")
 
     policy = RestartPolicy(max_restarts=5, window_s=math.inf, first_delay_s=1e-3, max_delay_s=1e-3)
-    monkeypatch.setattr("rlzmq.driver.learner_supervision._POLICY", policy)
+    monkeypatch.setattr("rlzmq.driver.supervision._LEARNER_POLICY", policy)
     deaths: list[FakeRank] = []
     group, handles = supervisor(form)
     async with asyncio.timeout(10):
