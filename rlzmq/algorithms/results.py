@@ -181,7 +181,8 @@ class Iterations:
         self.add_fragments(update.fragments)
         self._add_trained(update.num_env_steps_trained)
         self._weights_version = update.weights_version
-        self._steps_by_lag.update(update.steps_by_lag)
+        for lag, num_steps in update.steps_by_lag.items():
+            self._steps_by_lag[lag] += num_steps
         for name, seconds in update.timers.items():
             self._timers.add(name, seconds)
 

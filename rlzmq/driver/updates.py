@@ -99,8 +99,6 @@ class SerialPipeline:
             trained = time.perf_counter()
             num_kept = num_steps if learner.report.was_trained else 0
             accounting.add(trained=num_kept, dropped={"skipped": num_steps - num_kept})
-            if learner.source.keeps_data:
-                accounting.note_sources([{ALL_MODULES: {BATCH_SOURCE: learner.source.counts}}])
             self._publish()
             if self._connectors.is_needed and self._runner is not None:
                 state = self._connectors.merge(meta.get("connector_delta") for meta in metas)
@@ -149,8 +147,12 @@ class SerialPipeline:
 
     def take_learner_results(self) -> list[list[dict[str, Any]]]:
         """Return the results of all updates since the last call as one, with means of their times."""
-        has_results, self._has_results = self._has_results, False
-        return [[self._learner.results()]] if has_results else []
+        if not self._has_results:
+            return []
+        self._has_results = False
+        of_ranks = [self._learner.results()]
+        self.accounting.note_sources(of_ranks)
+        return [of_ranks]
 
     async def settle(self) -> list[UpdateResult]:
         """Return [], since every update is complete when `run_update` returns."""

@@ -10,7 +10,7 @@ from typing import Any, Self
 
 import gymnasium as gym
 import numpy as np
-from numpy.typing import ArrayLike, DTypeLike, NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from rlzmq.core.tree import tree_flatten, tree_leaves, tree_map, tree_rows, value_kind
 from rlzmq.episodes.columns import DEFAULT_MODULE_ID, Columns
@@ -108,16 +108,18 @@ class BatchColumns(list[Any]):
         self.columns: dict[str, Any] = columns
         self.length: IntArray = np.asarray(length, np.int64)
         num_chunks = len(self.length)
-
-        def per_chunk(values: ArrayLike | None, dtype: DTypeLike, default: int) -> np.ndarray:
-            return np.full(num_chunks, default, dtype) if values is None else np.asarray(values, dtype)
-
-        self.start: IntArray = per_chunk(start, np.int64, 0)
-        self.lookback: IntArray = per_chunk(lookback, np.int64, 0)
-        self.t_started: IntArray = per_chunk(t_started, np.int64, 0)
-        self.terminated: NDArray[np.bool_] = per_chunk(terminated, np.bool_, False)
-        self.truncated: NDArray[np.bool_] = per_chunk(truncated, np.bool_, False)
-        self.env_index: IntArray = per_chunk(env_index, np.int64, -1)
+        # No loop or function, since a replay algorithm makes a batch for every env step.
+        num, ints, bools = num_chunks, np.int64, np.bool_
+        self.start: IntArray = np.zeros(num, ints) if start is None else np.asarray(start, ints)
+        self.lookback: IntArray = np.zeros(num, ints) if lookback is None else np.asarray(lookback, ints)
+        self.t_started: IntArray = np.zeros(num, ints) if t_started is None else np.asarray(t_started, ints)
+        self.terminated: NDArray[np.bool_] = (
+            np.zeros(num, bools) if terminated is None else np.asarray(terminated, bools)
+        )
+        self.truncated: NDArray[np.bool_] = (
+            np.zeros(num, bools) if truncated is None else np.asarray(truncated, bools)
+        )
+        self.env_index: IntArray = np.full(num, -1) if env_index is None else np.asarray(env_index, ints)
         self.duration_s: NDArray[np.float64] | None = (
             None if duration_s is None else np.asarray(duration_s, np.float64)
         )

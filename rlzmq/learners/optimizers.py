@@ -68,15 +68,19 @@ class Optimizers:
     A module takes a step if its gradients are finite on all ranks, since one other step would corrupt Adam's state.
 
     Attributes:
-        entries: All of them; a module's are adjacent, in order of registration.
         coefficients: Setting → module id → current value, see `Learner`.
     """
 
     def __init__(self) -> None:
-        self.entries: list[RegisteredOptimizer] = []
+        self._by_module: dict[str, list[RegisteredOptimizer]] = {}
         self.coefficients: defaultdict[str, dict[str, float]] = defaultdict(dict)
         self._schedules: dict[tuple[str, str], Schedule] = {}
         self._is_finite: dict[str, bool] = {}  # the clipped gradients of each module
+
+    @property
+    def entries(self) -> list[RegisteredOptimizer]:
+        """All of them; a module's are adjacent, in order of registration."""
+        return [*chain.from_iterable(self._by_module.values())]
 
     # -- a minibatch's step ------------------------------------------------------------------------
 
@@ -228,9 +232,8 @@ class Optimizers:
         )
         if schedule is not None:
             _set_learning_rate(optimizer, schedule.current)
-        place = self.entries.index(mine[-1]) + 1 if mine else len(self.entries)
         entry = RegisteredOptimizer(module_id, name, optimizer, tuple(parameters), schedule, every)
-        self.entries.insert(place, entry)
+        self._by_module[module_id] = [*mine, entry]
 
     def get(self, module_id: str, name: str = DEFAULT_OPTIMIZER) -> Optimizer:
         """Return one optimizer.
@@ -248,15 +251,12 @@ class Optimizers:
 
     def of_module(self, module_id: str) -> list[RegisteredOptimizer]:
         """Return the module's optimizers in order of registration."""
-        return [entry for entry in self.entries if entry.module_id == module_id]
+        return self._by_module.get(module_id, [])
 
     def by_module(self, module_ids: Iterable[str]) -> dict[str, list[RegisteredOptimizer]]:
         """Return the optimizers that step when these modules are trained; those of `ALL_MODULES` come last."""
-        found: dict[str, list[RegisteredOptimizer]] = {}
-        for module_id in (*module_ids, ALL_MODULES):
-            if entries := [entry for entry in self.entries if entry.module_id == module_id]:
-                found[module_id] = entries
-        return found
+        known = self._by_module
+        return {mid: known[mid] for mid in (*module_ids, ALL_MODULES) if mid in known}
 
     def schedule(self, module_id: str, settings: Mapping[str, Any]) -> None:
         """Let a module's settings follow their schedules, from the first value on."""
@@ -266,7 +266,7 @@ class Optimizers:
 
     def remove(self, module_id: str) -> None:
         """Remove a module's optimizers and coefficients."""
-        self.entries = [entry for entry in self.entries if entry.module_id != module_id]
+        self._by_module.pop(module_id, None)
         for setting, coefficients in self.coefficients.items():
             coefficients.pop(module_id, None)
             self._schedules.pop((setting, module_id), None)

@@ -603,19 +603,22 @@ def _changed_threads(num_threads: int, before: int) -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-@contextmanager
-def seeded(seed: int, device: torch.device) -> Iterator[None]:
-    """Seed torch's global generators for a device in the block, and restore them afterwards."""
-    generators = [torch.default_generator]
-    if device.type == "cuda":
-        generators.append(torch.cuda.default_generators[device.index or 0])
-    before = list(map(torch.Generator.get_state, generators))
-    for generator in generators:
-        generator.manual_seed(seed)
-    try:
-        yield
-    finally:
-        for generator, state in zip(generators, before, strict=True):
+class seeded:
+    """Seeds torch's global generators for a device in the block, and restores them afterwards."""
+
+    def __init__(self, seed: int, device: torch.device) -> None:
+        self._seed = seed
+        self._generators = [torch.default_generator]
+        if device.type == "cuda":
+            self._generators.append(torch.cuda.default_generators[device.index or 0])
+
+    def __enter__(self) -> None:
+        self._before = [*map(torch.Generator.get_state, self._generators)]
+        for generator in self._generators:
+            generator.manual_seed(self._seed)
+
+    def __exit__(self, *exc_info: object) -> None:
+        for generator, state in zip(self._generators, self._before, strict=True):
             generator.set_state(state)
 
 

@@ -8,13 +8,12 @@ from typing import Any, ClassVar, Protocol, cast
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from rlzmq.config.base_config import BaseConfig
 from rlzmq.connectors.common.agent_to_module_mapping import initial_state, max_seq_len
 from rlzmq.core.errors import ConfigurationError
-from rlzmq.core.tree import tree_map
+from rlzmq.core.tree import as_numpy, tree_map
 from rlzmq.core.update_plan import ReplayRatio, Schedule, UpdatePlan
 from rlzmq.episodes.batch_columns import ragged_arange
 from rlzmq.episodes.columns import DEFAULT_MODULE_ID, Columns
@@ -212,7 +211,9 @@ class EpisodeReplay(BatchSource):
 
     def update_priorities(self, module_id: str, td_errors: Any, keys: Any) -> None:
         if self.buffer.uses_priorities:
-            self.buffer.of_module(module_id).update_priorities(td_errors, keys)
+            td_errors, keys = as_numpy(td_errors), as_numpy(keys)
+            is_finite = np.isfinite(td_errors)
+            self.buffer.of_module(module_id).update_priorities(td_errors[is_finite], keys[is_finite])
 
     def checkpoint(self) -> Any:
         self.buffer.mark()
@@ -411,10 +412,7 @@ class ReplayLearner(TargetNetworkLearner):
         super().apply_gradients(gradients_dict)
         noted, self._td_errors = self._td_errors, {}
         for module_id, (keys_B, td_errors_B) in noted.items():
-            keys: NDArray[np.int64] = keys_B.cpu().numpy()
-            td_errors: NDArray[np.float32] = td_errors_B.cpu().numpy()
-            is_finite = np.isfinite(td_errors)
-            self.source.update_priorities(module_id, td_errors[is_finite], keys[is_finite])
+            self.source.update_priorities(module_id, td_errors_B, keys_B)
 
 
 def with_n_step_sums(batch: Mapping[str, Any], n_B: Tensor, gamma: float) -> tuple[dict[str, Any], Tensor]:

@@ -317,7 +317,9 @@ def _num_rows(columns: Mapping[str, Any]) -> int:
     for name, column in columns.items():
         if name == Columns.INFOS:
             continue
-        for leaf in (column,) if isinstance(column, Tensor) else optree.tree_leaves(column):
+        if isinstance(column, Tensor):
+            return column.shape[0]
+        for leaf in optree.tree_leaves(column):
             return int(np.shape(leaf)[0])
     return 0
 
@@ -360,13 +362,15 @@ class ModuleRows:
     ) -> None:
         columns = dict(columns)
         self._infos: list[Any] | None = columns.pop(Columns.INFOS, None)
-        leaves: list[Any]
-        leaves, self._treespec = optree.tree_flatten(columns)  # type: ignore[arg-type]
+        leaves: list[Any] = list(columns.values())
+        self._names, self._treespec = list(columns), None
+        if set(map(type, leaves)) != {Tensor}:
+            leaves, self._treespec = optree.tree_flatten(columns)  # type: ignore[arg-type]
         if not leaves:
             raise ValueError("a module's train batch has no columns")
         self._leaves: list[Tensor] = []
         self._rng, self._device = rng, device
-        self.num_rows: int = int(np.shape(leaves[0])[0])
+        self.num_rows: int = _num_rows(columns)
         self.minibatch_rows: int = minibatch_rows or self.num_rows
         self._num_bytes = 0
         for leaf in leaves:
@@ -414,7 +418,11 @@ class ModuleRows:
                 yield self._assemble(leaves, infos)
 
     def _assemble(self, leaves: Iterable[Tensor], infos: list[Any] | None) -> dict[str, Any]:
-        minibatch: dict[str, Any] = optree.tree_unflatten(self._treespec, leaves)  # type: ignore[assignment]
+        minibatch: Any = (
+            dict(zip(self._names, leaves, strict=True))
+            if self._treespec is None
+            else optree.tree_unflatten(self._treespec, leaves)
+        )
         if infos is not None:
             minibatch[Columns.INFOS] = infos
         return minibatch

@@ -101,7 +101,14 @@ def parameters_of(module: nn.Module) -> list[Tensor]:
 
 def is_trainable(module: object) -> bool:
     """Return whether a module has trainable parameters."""
-    return isinstance(module, nn.Module) and any(p.requires_grad for p in parameters_of(module))
+    parts: list[nn.Module | None] = [module] if isinstance(module, nn.Module) else []
+    for part in parts:  # grows
+        if part is not None:
+            for parameter in part._parameters.values():
+                if parameter is not None and parameter.requires_grad:
+                    return True
+            parts += part._modules.values()
+    return False
 
 
 def has_convolutions(modules: Iterable[Any]) -> bool:

@@ -273,12 +273,12 @@ class EpisodeReplayBuffer(ReplayBuffer):
         rng = self._rng if rng is None else rng
         length = self.batch_length_T if batch_length_T is None else batch_length_T
         num = self._num_to_draw(num_items, batch_size_B, length)
-        self._check_sample(n_step, length)
+        n_range = self._check_sample(n_step, length)
         starts = drawn = self._draw(num, rng)
         if min_batch_length_T > 1:
             starts = self._redraw_short(starts, min(min_batch_length_T, length), rng)
         if length == 1:
-            items = self._transitions(starts, n_step, drawn_n(n_step, num, rng), gamma, beta)
+            items = self._transitions(starts, n_step, drawn_n(*n_range, num, rng), gamma, beta)
             return self._filled(items, items.slots(), include_infos, include_extra_model_outputs)
         if full_length:
             starts = self._moved_back(starts, length)
@@ -318,20 +318,20 @@ class EpisodeReplayBuffer(ReplayBuffer):
             num_samples: Number of samples, at least 1. Fewer are returned if the next ones depend on priorities that
                 the first ones change, if their n is drawn, or if they take much memory.
         """
-        self._check_sample(n_step, 1)
-        least, most = n_range(n_step)
+        least, most = self._check_sample(n_step, 1)
         if least < most or type(self)._draw is not EpisodeReplayBuffer._draw:
             num_samples = 1
         num_samples = max(1, min(num_samples, _BYTES_AT_ONCE // (num * self._store.bytes_per_slot)))
         num_drawn = num * num_samples
         starts = self._draw(num_drawn, rng)
-        n = drawn_n(n_step, num_drawn, rng)
+        n = drawn_n(least, most, num_drawn, rng)
         drawn = self._transitions(starts, n_step, n, gamma, beta, num_samples)
         self._num_sampled += num_drawn
         return [drawn] if num_samples == 1 else drawn.parts(num)
 
-    def _check_sample(self, n_step: int | tuple[int, int] | None, length: int) -> None:
-        least, most = n_range(n_step)
+    def _check_sample(self, n_step: int | tuple[int, int] | None, length: int) -> tuple[int, int]:
+        """Check that items can be drawn; return the least and the largest n."""
+        least, most = (1, 1) if n_step is None else (n_step, n_step) if isinstance(n_step, int) else n_step
         if not 1 <= least <= most:
             raise ValueError(f"{type(self).__name__}.sample: expected n_step >= 1, got {n_step}.")
         if most > 1 and length > 1:
@@ -341,6 +341,7 @@ class EpisodeReplayBuffer(ReplayBuffer):
             )
         if not len(self):
             raise ValueError(f"{type(self).__name__}.sample: the buffer is empty.")
+        return least, most
 
     def _num_to_draw(self, num_items: int | None, batch_size_B: int | None, length: int) -> int:
         if num_items is not None and batch_size_B is not None:
@@ -614,14 +615,8 @@ def check_samples_episodes(where: str, sample_episodes: bool, to_numpy: bool) ->
         )
 
 
-def n_range(n_step: int | tuple[int, int] | None) -> tuple[int, int]:
-    """Return the least and the largest n."""
-    return (1, 1) if n_step is None else (n_step, n_step) if isinstance(n_step, int) else n_step
-
-
-def drawn_n(n_step: int | tuple[int, int] | None, num: int, rng: np.random.Generator) -> IntArray | int:
+def drawn_n(least: int, most: int, num: int, rng: np.random.Generator) -> IntArray | int:
     """Return the n of `num` transitions: one for all, or int64 [num]."""
-    least, most = n_range(n_step)
     return least if least == most else rng.integers(least, most, num, endpoint=True)
 
 
@@ -633,17 +628,19 @@ def as_batches(episodes: object, *, of_agents: bool = False) -> list[EpisodeBatc
     """
     wanted = "several agents" if of_agents else "one agent"
     if isinstance(episodes, EpisodeBatch) or kind_of(episodes):
-        episodes = [episodes]
-    if not isinstance(episodes, Iterable) or isinstance(episodes, Mapping | str):
+        given: list[Any] = [episodes]
+    elif isinstance(episodes, Iterable) and not isinstance(episodes, Mapping | str):
+        given = list(episodes)
+    else:
         raise _wrong_type(episodes, of_agents)
-    given = list(episodes)
-    if not all(isinstance(item, EpisodeBatch) for item in given):
+    if [item for item in given if not isinstance(item, EpisodeBatch)]:
         for item in given:
             if kind_of(item) != wanted:
                 raise _wrong_type(item, of_agents)
         given = [EpisodeBatch.from_episodes(given)]
     batches = []
-    for batch in (batch.updated() for batch in given):
+    for one in given:
+        batch = one.updated()
         if (batch.groups is not None) != of_agents and len(batch):
             raise _wrong_type(batch, of_agents)
         if batch.agent_ids is not None and len(set(map(repr, batch.agent_ids))) > 1:

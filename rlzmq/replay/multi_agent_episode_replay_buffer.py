@@ -384,7 +384,7 @@ class MultiAgentEpisodeReplayBuffer(ReplayBuffer):
         places = {stretch: place for place, stretch in enumerate(self._env_steps)}
         for module_id in module_ids:
             buffer = self.buffers[module_id]
-            buffer._check_sample(n_step, 1)
+            n_range = buffer._check_sample(n_step, 1)
             stretches, slots = buffer._store.ordered_slots()
             of_slots = np.repeat(
                 [places[stretch.owner] for stretch in stretches if stretch.owner],
@@ -400,7 +400,7 @@ class MultiAgentEpisodeReplayBuffer(ReplayBuffer):
             raise ValueError(
                 f"{type(self).__name__}.sample: no stored env step at which all modules {module_ids} have a step."
             )
-        drawn, n = common[rng.integers(len(common), size=num)], drawn_n(n_step, num, rng)
+        drawn, n = common[rng.integers(len(common), size=num)], drawn_n(*n_range, num, rng)
         result = {}
         for module_id, (env_steps, slots) in stored.items():
             begin, end = (np.searchsorted(env_steps, drawn, side) for side in ("left", "right"))

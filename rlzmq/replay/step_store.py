@@ -19,7 +19,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rlzmq.core.tree import tree_leaves, tree_map, tree_rows
-from rlzmq.episodes.batch_columns import ragged_arange
 from rlzmq.episodes.columns import Columns
 from rlzmq.episodes.episode_batch import EpisodeBatch
 
@@ -264,9 +263,8 @@ class StepStore:
         starts, lengths, t_starts = batch.start.tolist(), batch.length.tolist(), batch.t_started.tolist()
         done = (batch.terminated | batch.truncated).tolist()
         self._reserve(sum(lengths) + len(starts))
-        paths: list[IntArray] = []  # observation slots of each chunk, including the one it continues from
-        fresh: list[IntArray] = []
-        sources: list[int] = []
+        # Of each chunk: the observation slots before and after its steps, the new ones, and their sources.
+        before, after, fresh, sources = [], [], [], []
         stretches: list[Stretch] = []
         agents = batch.agent_ids or [None] * len(starts)
         owner, longest = None, max(1, self.capacity // 4)
@@ -298,11 +296,12 @@ class StepStore:
             stretch.slots.append(slots)
             stretch.num_steps += length
             stretch.is_done = done[c]
+            before.append(path[:-1])
+            after.append(path[1:])
+            fresh.append(slots)
+            sources.append(np.arange(starts[c] + (not is_new), starts[c] + length + 1))
             if self._undo is not None:
                 self._undo.append(_Added(stretch, is_new, slots, path[:-1]))
-            paths.append(path)
-            fresh.append(slots)
-            sources.append(starts[c] + (not is_new))
             self.next[path[-1]] = NONE
             if is_new:
                 self.previous[path[0]] = NONE
@@ -310,14 +309,13 @@ class StepStore:
                     self.states[int(path[0])] = tree_map(
                         lambda leaf, c=c: leaf[c].copy(), batch.initial_state
                     )
-        steps, following = _joined([path[:-1] for path in paths]), _joined([path[1:] for path in paths])
-        counts = np.array(list(map(len, fresh)), np.int64)
+        steps, following = _joined(before), _joined(after)
         # In the order of the chunks, so that a chunk that continues another chunk of this batch sets the link last.
         self.next[steps], self.previous[following] = following, steps
         self._steps[self.num_steps : self.num_steps + len(steps)] = steps
         self._place[steps] = np.arange(self.num_steps, self.num_steps + len(steps))
         self.num_steps += len(steps)
-        return steps, _joined(fresh), ragged_arange(np.array(sources, np.int64), counts), stretches
+        return steps, _joined(fresh), _joined(sources), stretches
 
     def _write(
         self,

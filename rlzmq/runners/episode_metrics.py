@@ -382,14 +382,15 @@ def add_fragment_metas(
 ) -> None:
     """Add fragments' metadata to the episode metrics, and the values that callbacks logged to `metrics`."""
     rounds: list[list[Any]] = []  # the first fragment of each runner, then the second, …
-    num_of_runner: Counter[Any] = Counter()
+    num_of_runner: dict[Any, int] = {}
     for meta in metas:
         episodes.add_fragment(meta)
         if meta.get("custom_metrics"):
             runner = meta.get("worker_index")
-            if num_of_runner[runner] == len(rounds):
+            num = num_of_runner.get(runner, 0)
+            if num == len(rounds):
                 rounds.append([])
-            rounds[num_of_runner[runner]].append(meta["custom_metrics"])
-            num_of_runner[runner] += 1
+            rounds[num].append(meta["custom_metrics"])
+            num_of_runner[runner] = num + 1
     for states in rounds:
         metrics.aggregate(states, key="env_runners")

@@ -199,7 +199,7 @@ class RowsSampler(Sampler):
         write_obs, write_reward = block.writer(Columns.OBS), block.writer(Columns.REWARDS)
         writers = self._writers
         terminated_rows, truncated_rows = self._flags
-        needs_reset, num_resetting = self._needs_reset, int(np.count_nonzero(self._needs_reset))
+        needs_reset, num_resetting = self._needs_reset, self._needs_reset.tobytes().count(1)
         num_env_steps = self._num_env_steps
         num_workers = max(runner.num_workers, 1)
         global_steps = runner.global_env_steps
@@ -291,7 +291,7 @@ class RowsSampler(Sampler):
             columns = block.flat()
             self._block = block.part(num_steps, num_steps + lookback + 1)
         else:
-            columns = block.part(first, first + num_slots).flat()
+            columns = block.flat(first, first + num_slots)
             self._first += num_steps
         terminated, truncated = self._flags[:, :num_steps]
         if self._num_ends and not self._num_failures:
@@ -495,9 +495,14 @@ class ColumnBlock:
         part.columns = tree_map(cut, self.columns)
         return part
 
-    def flat(self) -> dict[str, Any]:
-        """Return the columns as ``[num_envs * num_slots, ...]`` (views)."""
-        columns: dict[str, Any] = tree_map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:]), self.columns)
+    def flat(self, begin: int = 0, end: int | None = None) -> dict[str, Any]:
+        """Return the columns as ``[num_envs * num_slots, ...]``: views, or copies of the slots ``begin … end - 1``."""
+
+        def flatten(leaf: NDArray[Any]) -> NDArray[Any]:
+            kept = leaf if end is None else leaf[:, begin:end].copy()
+            return kept.reshape(-1, *leaf.shape[2:])
+
+        columns: dict[str, Any] = tree_map(flatten, self.columns)
         return columns
 
 

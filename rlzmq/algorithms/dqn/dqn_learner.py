@@ -62,7 +62,7 @@ def mean_loss(
     targets_B = (rewards_B + discounts_B * next_q_B).detach()
     q_B = q_BA.gather(1, actions_B[:, None]).squeeze(1)
     losses_B = error_loss(q_B, targets_B, kind)
-    return DQNLoss((weights_B * losses_B).mean(), (q_B - targets_B).abs().detach())
+    return DQNLoss((weights_B * losses_B).mean(), (q_B.detach() - targets_B).abs())
 
 
 def project_distribution(
@@ -173,6 +173,9 @@ class DQNLearner(ReplayLearner):
         def next_rows(values: Tensor) -> Tensor:
             return values if mask is None else values[sequences_B, next_steps_B]
 
+        def next_actions() -> Tensor:
+            return next_rows(chooser["qf_preds"]).argmax(-1)
+
         q_BA = rows(module.require_output(fwd_out, "qf_preds"))
         # A Discrete space may begin at another number than 0.
         actions_B = rows(batch[Columns.ACTIONS]).long()
@@ -183,23 +186,23 @@ class DQNLearner(ReplayLearner):
             target = chooser = module.forward_target(following)
             if settings.double_q:
                 chooser = module.rank_actions(following) if mask is None else fwd_out
-        next_actions_B = next_rows(chooser["qf_preds"]).argmax(-1)
         shared = {
             "rewards_B": rows(batch[Columns.REWARDS]).float(),
             "discounts_B": rows(discounts(batch, config.gamma)),
         }
         weights_B = rows(importance_weights(batch))
         if settings.num_atoms == 1:
+            next_q_BA = next_rows(target["qf_preds"])
             loss, td_errors_B = mean_loss(
                 q_BA=q_BA,
                 actions_B=actions_B,
-                next_q_B=_of(next_rows(target["qf_preds"]), next_actions_B),
+                next_q_B=next_q_BA.amax(-1) if chooser is target else _of(next_q_BA, next_actions()),
                 weights_B=weights_B,
                 kind=settings.td_error_loss_fn,
                 **shared,
             )
         else:
-            next_probs_BZ = _of(next_rows(target["qf_probs"]), next_actions_B)
+            next_probs_BZ = _of(next_rows(target["qf_probs"]), next_actions())
             atoms_Z = target["atoms"]
             targets_BZ = project_distribution(next_probs_BZ=next_probs_BZ, atoms_Z=atoms_Z, **shared)
             self.log_stats(
