@@ -267,7 +267,7 @@ def batches_of(episodes: Any) -> list[Any]:
     if hasattr(episodes, "columns"):
         return [episodes]
     items = list(episodes)
-    if items and not hasattr(items[0], "num_env_steps"):
+    if items and not hasattr(items[0], "columns"):
         return [items]
     return items
 

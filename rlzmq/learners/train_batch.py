@@ -8,7 +8,7 @@ from __future__ import annotations
 import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import optree
@@ -418,10 +418,10 @@ class ModuleRows:
                 yield self._assemble(leaves, infos)
 
     def _assemble(self, leaves: Iterable[Tensor], infos: list[Any] | None) -> dict[str, Any]:
-        minibatch: Any = (
+        minibatch: dict[str, Any] = (
             dict(zip(self._names, leaves, strict=True))
             if self._treespec is None
-            else optree.tree_unflatten(self._treespec, leaves)
+            else cast(dict[str, Any], optree.tree_unflatten(self._treespec, leaves))
         )
         if infos is not None:
             minibatch[Columns.INFOS] = infos

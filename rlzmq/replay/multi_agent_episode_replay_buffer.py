@@ -124,27 +124,27 @@ class MultiAgentEpisodeReplayBuffer(ReplayBuffer):
         """Return the ids of the modules with stored steps."""
         return [module_id for module_id, buffer in self.buffers.items() if len(buffer)]
 
+    def _store_of(self, module_id: str | None) -> StepStore:
+        """Return the store of a module's steps, empty if it has none; None: of the env steps."""
+        if module_id is None:
+            return self._env_steps
+        return self.buffers[module_id]._store if module_id in self.buffers else StepStore(self.capacity)
+
     def get_num_timesteps(self, module_id: str | None = None) -> int:
         """Return the number of steps stored for a module; None: env steps, as `len`."""
-        return len(self) if module_id is None else len(self.buffers.get(module_id, ()))
+        return self._store_of(module_id).num_steps
 
     def get_num_episodes(self, module_id: str | None = None) -> int:
         """Return the number of episodes with stored steps; of a module: of its agents' parts of episodes."""
-        if module_id is None:
-            return self._env_steps.num_episodes
-        return self.buffers[module_id].get_num_episodes() if module_id in self.buffers else 0
+        return self._store_of(module_id).num_episodes
 
     def get_num_episodes_evicted(self, module_id: str | None = None) -> int:
         """Return the number of episodes evicted over the lifetime; of a module: of its agents' parts of episodes."""
-        if module_id is None:
-            return self._env_steps.num_episodes_evicted
-        return self.buffers[module_id].get_num_episodes_evicted() if module_id in self.buffers else 0
+        return self._store_of(module_id).num_episodes_evicted
 
     def get_added_timesteps(self, module_id: str | None = None) -> int:
         """Return the number of steps added for a module over the lifetime; None: env steps."""
-        if module_id is None:
-            return self._env_steps.num_added
-        return self.buffers[module_id].get_added_timesteps() if module_id in self.buffers else 0
+        return self._store_of(module_id).num_added
 
     def get_sampled_timesteps(self, module_id: str | None = None) -> int:
         """Return the number of steps sampled for a module over the lifetime; None: for all modules."""

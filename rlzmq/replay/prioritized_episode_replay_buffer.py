@@ -120,8 +120,7 @@ class PrioritizedEpisodeReplayBuffer(EpisodeReplayBuffer):
     column ``priority_key``.
 
     Args:
-        capacity, batch_size_B, batch_length_T, metrics_num_episodes_for_smoothing, keeps_extra_model_outputs, seed: See
-            `EpisodeReplayBuffer`.
+        capacity, options: See `EpisodeReplayBuffer`.
         alpha: α, >= 0; 0 draws uniformly.
     """
 
@@ -132,12 +131,8 @@ class PrioritizedEpisodeReplayBuffer(EpisodeReplayBuffer):
         self,
         capacity: int = 10_000,
         *,
-        batch_size_B: int = 16,
-        batch_length_T: int = 1,
         alpha: float = 1.0,
-        metrics_num_episodes_for_smoothing: int = 100,
-        keeps_extra_model_outputs: bool = True,
-        seed: int | None = None,
+        **options: Any,
     ) -> None:
         if alpha < 0.0:
             raise ValueError(f"{type(self).__name__}: expected alpha >= 0, got {alpha}.")
@@ -147,14 +142,7 @@ class PrioritizedEpisodeReplayBuffer(EpisodeReplayBuffer):
         self._drawn: IntArray = np.empty(0, np.int64)
         # Keys with their priorities before a change, and the highest priority at that time; None: nothing was marked.
         self._changed: list[tuple[IntArray, NDArray[np.float64], float]] | None = None
-        super().__init__(
-            capacity,
-            batch_size_B=batch_size_B,
-            batch_length_T=batch_length_T,
-            metrics_num_episodes_for_smoothing=metrics_num_episodes_for_smoothing,
-            keeps_extra_model_outputs=keeps_extra_model_outputs,
-            seed=seed,
-        )
+        super().__init__(capacity, **options)
 
     def _new_store(self) -> StepStore:
         self._tree = PriorityTree(1)
@@ -201,7 +189,7 @@ class PrioritizedEpisodeReplayBuffer(EpisodeReplayBuffer):
         return weights
 
     def _of_drawn(self, slots: IntArray, beta: float) -> dict[str, NDArray[Any]]:
-        return {"weights": self._weights(slots, beta), "priority_key": self._keys(slots)}
+        return {"weights": self._weights(slots, beta), "priority_key": self._drawn}
 
     def update_priorities(self, td_errors: object, keys: object = None) -> None:
         """Update the priorities of steps. Steps that have been evicted in the meantime are ignored.
