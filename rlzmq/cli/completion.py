@@ -53,10 +53,11 @@ def _kind_of(name: str) -> object:
     module, _, function = COMMANDS[name][0].partition(":")
     loaded = importlib.import_module(module)
     kind = getattr(getattr(loaded, function), "kind", None)
+    others = {getattr(each, "kind", None) for each in vars(loaded).values()}  # of the module's other commands
     kinds = {
         key.removesuffix("Options").lower(): each
         for key, each in vars(loaded).items()
-        if key.endswith("Options")
+        if key.endswith("Options") and each not in others
     }
     if kind is None and len(kinds) > 1:
         return _one_of({key: with_field_help(each, None) for key, each in kinds.items()})

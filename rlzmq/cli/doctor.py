@@ -41,7 +41,6 @@ _MIN_FILES = 1024
 _FILES_OF_A_BROKER = 40
 _FILES_PER_PEER = 2  # a runner has two connections
 _FEW_PEERS = 50
-_MIN_SHM_BYTES = 64 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,25 +148,6 @@ def check_files(options: DoctorOptions) -> Iterator[Finding]:
     yield Finding(level, "open files", f"soft {soft}, hard {most}{hint}")
 
 
-def check_memory(options: DoctorOptions) -> Iterator[Finding]:
-    """Check /dev/shm and the memory limit."""
-    shm = Path("/dev/shm")
-    if not shm.is_dir() or not os.access(shm, os.W_OK):
-        yield Finding(
-            "warn", "/dev/shm", "missing or not writable: torch DataLoader workers need it, rlzmq does not"
-        )
-    else:
-        free = shutil.disk_usage(shm).free
-        yield Finding("ok" if free >= _MIN_SHM_BYTES else "warn", "/dev/shm", f"{free / 2**20:.0f} MiB free")
-    limit = resource.getrlimit(resource.RLIMIT_AS)[0]
-    text = (
-        "no address space limit"
-        if limit == resource.RLIM_INFINITY
-        else f"address space limited to {limit >> 20} MiB"
-    )
-    yield Finding("ok", "memory", text)
-
-
 def check_run_directory(options: DoctorOptions) -> Iterator[Finding]:
     """Create a private directory with a path short enough for Unix sockets, and a socket in it."""
     with SocketDirectory() as directory, socket.socket(socket.AF_UNIX) as unix:
@@ -257,7 +237,6 @@ CHECKS: tuple[Callable[[Any], Iterator[Finding]], ...] = (
     check_versions,
     check_keys,
     check_files,
-    check_memory,
     check_run_directory,
     check_loopback,
     check_ports,

@@ -1,4 +1,4 @@
-"""``rlzmq runner``, ``rlzmq learner``: peers that join a run, from any machine; ``rlzmq scale``: how many there are."""
+"""``rlzmq runner`` and ``rlzmq learner``: peers that join a run, from any machine."""
 
 from __future__ import annotations
 
@@ -11,8 +11,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-
-import tyro
 
 from rlzmq.actors.loop_thread import new_event_loop
 from rlzmq.actors.system import ActorSystem
@@ -28,7 +26,7 @@ from rlzmq.roles.remote_peer import fetch_config
 if TYPE_CHECKING:
     from rlzmq.algorithms.algorithm_config import AlgorithmConfig
 
-__all__ = ["SchedulerRank", "learner", "make_config", "runner", "scale"]
+__all__ = ["SchedulerRank", "learner", "make_config", "runner"]
 
 
 def read_join_file(path: Path, role: str) -> Any:
@@ -353,45 +351,3 @@ async def _run_learner(options: LearnerOptions) -> int:
         print(f"rlzmq: {error}", file=sys.stderr, flush=True)
         return EXIT_UNREACHABLE
     return exit_code_of_signal(signals[0]) if signals else 0
-
-
-@dataclass
-class ScaleOptions:
-    """Options of ``rlzmq scale``."""
-
-    run: tyro.conf.Positional[Path]
-    """The run directory."""
-    env_runners: int | None = None
-    """How many runners (default: as they are)."""
-    learners: int | None = None
-    """How many learners; those beyond the run's ranks wait as spares (default: as they are)."""
-
-
-@command(
-    ScaleOptions,
-    usage="rlzmq scale RUN [--env-runners N] [--learners N]",
-    description="Change the number of runners or learners of a living run. Those that are surplus leave in order.",
-)
-def scale(options: ScaleOptions) -> int:
-    from rlzmq.launch.engine import Jobs, engine_of
-
-    asked = {"runners": options.env_runners, "learners": options.learners}
-    counts = {name: count for name, count in asked.items() if count is not None}
-    if not counts or min(counts.values()) < 0:
-        raise ConfigurationError(f"expected --env-runners or --learners, 0 or more, got {counts or 'none'}")
-    if not (options.run / "jobs" / "roles.json").exists():
-        raise ConfigurationError(
-            f"{options.run} was not started with --on. To add runners to a run that listens: rlzmq runner --join FILE "
-            "--env-runners N. Otherwise end it with Ctrl-C (it saves a checkpoint), and continue with "
-            f"rlzmq train ALGORITHM --resume {options.run} --env-runners N."
-        )
-    jobs = Jobs.of_run(options.run)
-    engine = engine_of(jobs)
-    for name, count in counts.items():
-        if name not in jobs.handles:
-            raise ConfigurationError(
-                f"{options.run} was started without [{name}] in its cluster file: those it has are the head's own."
-            )
-        engine.scale(name, count)
-        print(f"{name:<11} {count}")
-    return 0

@@ -1,4 +1,4 @@
-"""``rlzmq launch``: the logs and the end of a run that an engine runs."""
+"""``rlzmq launch`` and ``rlzmq scale``: the logs, the size and the end of a run that an engine runs."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from pathlib import Path
 import tyro
 
 from rlzmq.cli.main import EXIT_USAGE
-from rlzmq.cli.parsing import parse
-from rlzmq.core.errors import printable
+from rlzmq.cli.parsing import command, parse
+from rlzmq.core.errors import ConfigurationError, printable
 from rlzmq.core.synonyms import did_you_mean
 from rlzmq.launch.engine import Engine, Jobs, engine_of
 
-__all__ = ["LogsOptions", "StopOptions", "run"]
+__all__ = ["LogsOptions", "StopOptions", "run", "scale"]
 
 _LAST_LINES_S = 5.0  # of the log, after the head's end
 _USAGE = """\
@@ -93,4 +93,44 @@ def _stop(options: StopOptions) -> int:
     for name in jobs.handles:  # the head first: its goodbye ends the others
         print(f"stopping    the {name}", flush=True)
         engine.end(name, engine.living(name), options.grace)
+    return 0
+
+
+@dataclass
+class ScaleOptions:
+    """Options of ``rlzmq scale``."""
+
+    run: tyro.conf.Positional[Path]
+    """The run directory."""
+    env_runners: int | None = None
+    """How many runners (default: as they are)."""
+    learners: int | None = None
+    """How many learners; those beyond the run's ranks wait as spares (default: as they are)."""
+
+
+@command(
+    ScaleOptions,
+    usage="rlzmq scale RUN [--env-runners N] [--learners N]",
+    description="Change the number of runners or learners of a living run. Those that are surplus leave in order.",
+)
+def scale(options: ScaleOptions) -> int:
+    asked = {"runners": options.env_runners, "learners": options.learners}
+    counts = {name: count for name, count in asked.items() if count is not None}
+    if not counts or min(counts.values()) < 0:
+        raise ConfigurationError(f"expected --env-runners or --learners, 0 or more, got {counts or 'none'}")
+    if not (options.run / "jobs" / "roles.json").exists():
+        raise ConfigurationError(
+            f"{options.run} was not started with --on. To add runners to a run that listens: rlzmq runner --join FILE "
+            "--env-runners N. Otherwise end it with Ctrl-C (it saves a checkpoint), and continue with "
+            f"rlzmq train ALGORITHM --resume {options.run} --env-runners N."
+        )
+    jobs = Jobs.of_run(options.run)
+    engine = engine_of(jobs)
+    for name, count in counts.items():
+        if name not in jobs.handles:
+            raise ConfigurationError(
+                f"{options.run} was started without [{name}] in its cluster file: those it has are the head's own."
+            )
+        engine.scale(name, count)
+        print(f"{name:<11} {count}")
     return 0

@@ -91,7 +91,7 @@ COMMANDS = {
     ),
     "launch": ("rlzmq.cli.launch:run", "logs and end of a run that --on started: rlzmq launch logs|stop RUN"),
     "scale": (
-        "rlzmq.cli.joining:scale",
+        "rlzmq.cli.launch:scale",
         "runners or learners of a living run: rlzmq scale RUN --env-runners 40",
     ),
     "record": (

@@ -38,29 +38,6 @@ def test_no_lease_before_weights_driver_and_connector_state_are_there():
     assert bench.leases()[0].connector_version == 2
 
 
-def test_leases_of_an_on_policy_update_name_exactly_its_version():
-    bench = bench_with_runner(batch=40)
-    assert [(lease.num_vector_steps, lease.exact, lease.weights_version) for lease in bench.leases()] == [
-        (5, True, 0),
-        (5, True, 0),
-    ]
-    bench.fragment(bench.leases()[0].lease_id, steps=20)
-    assert bench.leases() == []
-    bench.fragment(steps=18, lease_id=0)
-    assert bench.state.leases.leased_env_steps() == 20
-
-
-def test_what_autoreset_took_is_granted_again_exactly():
-    bench = bench_with_runner(batch=40)
-    first, second = bench.leases()
-    bench.fragment(first.lease_id, steps=15)
-    assert bench.leases() == [], "near the end nothing is granted ahead"
-    bench.fragment(second.lease_id, steps=20)
-    (rest,) = bench.leases()
-    assert rest.num_vector_steps == 2
-    assert rest.accepted == ((1, 1),), "the lease carries the acknowledgement"
-
-
 def test_a_slow_runner_gets_less_of_the_rest_and_is_cut_after_twice_its_time():
     bench = Bench()
     bench.ready_run(batch=1200)
@@ -222,15 +199,6 @@ def test_what_a_runner_claims_counts_only_once_it_has_shown_it():
     assert bench.state.most_envs == 64, "it may have more than others, and deliver more"
     bench.send("b", Goodbye("leaving"))
     assert bench.state.most_envs == 4, "nor does it widen the bound on staleness for ever"
-
-
-def test_staleness_lets_runners_run_ahead_by_its_slots_only():
-    bench = Bench(max_leases_per_runner=100)
-    bench.ready_run(batch=40, staleness=2, max_policy_lag=2)
-    bench.runner()
-    assert sum(lease.num_vector_steps for lease in bench.leases()) * 4 == 120
-    assert not any(lease.exact for lease in bench.leases())
-    assert {lease.update_id for lease in bench.leases()} == {-1}
 
 
 def test_a_slot_is_held_until_the_new_weights_are_out():

@@ -6,24 +6,18 @@ import pytest
 from core_fakes import Bench, bench_with_runner
 
 from rlzmq.protocol.core import Quarantine
-from rlzmq.protocol.driver_core import parse_report
 from rlzmq.wire.codec import FragmentId
 from rlzmq.wire.messages import (
     Committed,
-    DriverState,
     Notice,
     Refused,
     Rejected,
     Reset,
     Shard,
     ShardPlan,
-    ShardReady,
     ShardRefused,
-    Train,
     UpdateReport,
-    Welcome,
 )
-from rlzmq.wire.values import unpack_blob
 
 
 def test_ranks_get_exactly_their_steps_and_the_frames_untouched():
@@ -52,55 +46,12 @@ def test_ranks_get_exactly_their_steps_and_the_frames_untouched():
     ]
 
 
-def test_train_is_sent_when_every_rank_is_ready_and_commit_when_every_rank_is_done():
-    bench = bench_with_runner(num_ranks=2, batch=30, steps=20)
-    bench.fragment(steps=12)
-    out = bench.out
-    plan = bench.make_ready(0)
-    assert bench.sent("learner-0", Train) == []
-    bench.out = out
-    bench.make_ready(1)
-    assert len(bench.sent("learner-0", Train)) == len(bench.sent("learner-1", Train)) == 1
-    bench.done(plan, 0, 2)
-    assert bench.sent("driver", UpdateReport) == []
-    bench.done(plan, 1, 2)
-    (sent,) = [item for item in bench.out if isinstance(item.message, UpdateReport)]
-    report = parse_report(sent.message, sent.payload)
-    assert report.report.accounting == {"sampled": 32, "trained": 32, "pending": 0}
-    assert not report.report.dropped
-    assert [(f.seq, steps, unpack_blob(meta)) for f, steps, meta in report.fragments] == [
-        (0, 20, {"seq": 0}),
-        (1, 12, {"seq": 1}),
-    ]
-    assert [bytes(result) for result in report.results] == [b"results", b"results"]
-    assert report.watermarks == {("uuid-runner", 1): 2}
-    assert bench.sent("runner", Committed) == [], "until the driver has the report"
-    bench.send("driver", DriverState(-1, 1))
-    assert bench.sent("runner", Committed)[0].watermark == 2
-
-
 def test_a_fragment_with_more_steps_than_its_lease_is_rejected():
     bench = bench_with_runner(batch=40)
     bench.fragment(bench.leases()[0].lease_id, steps=41)
     assert bench.sent("runner", Rejected)[0].reason == "rejected"
     assert bench.sent("driver", Notice)[0].event == "bad_fragment"
     assert bench.core.status()["runners"][0]["num_bad"] == 1
-
-
-def test_a_refused_fragment_is_dropped_quarantined_and_the_batch_planned_anew():
-    bench = bench_with_runner(batch=20, staleness=1, max_policy_lag=1, steps=10)
-    bench.fragment(steps=10)
-    (plan,) = bench.sent("learner-0", ShardPlan)
-    bad = FragmentId("uuid-runner", 1, 0)
-    bench.send("learner-0", ShardRefused(0, plan.attempt, 1, bad, "not_finite", "obs has NaN"))
-    (item,) = [item for item in bench.out if isinstance(item, Quarantine)]
-    assert item.fragment == bad
-    assert bench.state.ledger.accounting.dropped == {"rejected": 10}
-    bench.fragment(steps=10)
-    (again,) = bench.sent("learner-0", ShardPlan)
-    assert again.attempt > plan.attempt
-    bench.send("learner-0", ShardReady(0, plan.attempt, 1, 0))
-    assert bench.sent("learner-0", Train) == [], "READY of the void attempt"
 
 
 def test_a_skipped_step_drops_its_data_and_the_run_goes_on():
@@ -138,19 +89,6 @@ def test_a_fragment_of_weights_that_died_with_their_rank_is_stale_and_nobodys_fa
     assert bench.state.ledger.accounting.pending == 10, "those before it live on"
 
 
-def test_a_fragment_that_kills_three_times_is_quarantined():
-    bench = Bench(death_limit=3)
-    bench.ready_run(batch=20)
-    bench.runner()
-    bench.fragment(steps=20)
-    for generation in (2, 3, 4):
-        bench.make_ready()
-        bench.learner(generation=generation, uuid=f"process-{generation}")
-    assert [item.fragment.seq for item in bench.out if isinstance(item, Quarantine)] == [0]
-    assert bench.state.ledger.accounting.dropped == {"quarantined": 20}
-    assert bench.sent("learner-0", ShardPlan) == []
-
-
 def test_only_the_dead_ranks_fragments_are_blamed():
     bench = Bench(death_limit=1)
     bench.ready_run(num_ranks=2, batch=40)
@@ -161,20 +99,6 @@ def test_only_the_dead_ranks_fragments_are_blamed():
     bench.learner(0, 2, generation=2)
     bench.learner(1, 2, generation=2, uuid="replacement")
     assert [item.fragment.seq for item in bench.out if isinstance(item, Quarantine)] == [1]
-
-
-def test_a_reset_drops_the_old_lineage():
-    bench = bench_with_runner(batch=40, steps=20)
-    bench.send("driver", Reset(7, 0))
-    assert bench.state.ledger.accounting.dropped == {"rolled_back": 20}
-    assert (bench.state.leases.leases, bench.state.open, bench.state.weights) == ({}, {}, None)
-    bench.fragment(steps=20)
-    assert bench.state.ledger.accounting.dropped == {"rolled_back": 40}
-    assert bench.sent("runner", Committed) == [Committed(1, 0, ((1, 1),))], "it need not keep it"
-    bench.learner(generation=6)
-    assert bench.sent("learner-0", Refused)[0].reason == "fenced"
-    bench.learner(generation=7)
-    assert len(bench.sent("learner-0", Welcome)) == 1
 
 
 @pytest.mark.parametrize("min_generation", [-1, 2, 4])

@@ -5,14 +5,14 @@ from __future__ import annotations
 import dataclasses
 
 import pytest
-from core_fakes import TIMERS, instructions_in, messages_in, receive, welcome
+from core_fakes import TIMERS, messages_in, receive, welcome
 
 from rlzmq.core.patience import Retries
 from rlzmq.protocol import core as E
 from rlzmq.protocol.driver_core import DriverCore, parse_report
 from rlzmq.wire import messages as m
 from rlzmq.wire.codec import FragmentId, WireError
-from rlzmq.wire.fragment_message import FragmentRange, pack_blobs, pack_ranges, unpack_ranges
+from rlzmq.wire.fragment_message import FragmentRange, pack_blobs, pack_ranges
 
 
 def _driver(*, is_welcome: bool = True, **options) -> DriverCore:
@@ -27,66 +27,11 @@ def _update(update_id: int) -> m.OpenUpdate:
     return m.OpenUpdate(update_id, 5, 2, update_id)
 
 
-def _report(core, update_id=0, watermarks=(), dropped=None, accounting=None, **fields):
-    fields = {"broker_incarnation": 5, "min_generation": core.min_generation, **fields}
-    counts = {"sampled": 10, "trained": 10, "pending": 0} if accounting is None else accounting
-    message = m.UpdateReport(
-        update_id=update_id,
-        generation=1,
-        num_env_steps=10,
-        num_kept_steps=10,
-        num_trained_steps=10,
-        accounting=counts,
-        dropped=dropped or {},
-        versions=(0,),
-        version_steps=(10,),
-        **fields,
-    )
-    marks = [
-        FragmentRange(FragmentId(runner, 1, watermark), 0, int(is_gone))
-        for runner, watermark, is_gone in watermarks
-    ]
-    payload = (*pack_ranges([]), *pack_blobs([]), *pack_blobs([b"r"]), *pack_ranges(marks))
-    return receive(core, message, payload=payload)
-
-
 def _progress(**fields) -> m.Progress:
     return dataclasses.replace(m.Progress(0, -1, -1), **fields)
 
 
-def _hello(core) -> tuple[m.Hello, dict[str, int]]:
-    """Its HELLO now, and the watermarks with it."""
-    (send,) = [i for i in core.start(0.0) if isinstance(i, E.Send)]
-    ranges = unpack_ranges(send.payload)
-    assert all(item == FragmentRange(item.fragment, 0, 0) for item in ranges)
-    return send.message, {item.fragment.runner: item.fragment.seq for item in ranges}
-
-
-# ------------------------------------------------------------------ what it says of itself
-
-
-def test_what_reports_have_told_goes_to_the_next_broker():
-    core = _driver()
-    for update_id, marks in enumerate(
-        [[("a", 4, False), ("b", 1, False)], [("a", 2, False)], [("b", 0, True)]]
-    ):
-        core.open_update(_update(update_id))
-        _report(core, update_id, marks, dropped={"stale": update_id})
-    hello, watermarks = _hello(core)
-    assert watermarks == {"a": 4}, "none falls; b is gone"
-    assert (hello.trained, hello.dropped, hello.next_update) == (10, {"stale": 2}, 3)
-
-
 # ------------------------------------------------------------------ events
-
-
-def test_reports_wait_for_welcome():
-    core = _driver()
-    core.open_update(_update(0))
-    core.start(0.0)
-    assert _report(core) == []
-    welcome(core)
-    assert instructions_in(_report(core), E.Report)
 
 
 @pytest.mark.parametrize(
@@ -190,16 +135,6 @@ def test_a_goodbye_or_a_refusal_ends_it_once():
     core = _driver()
     assert receive(core, m.Goodbye("done")) == [E.Stop("goodbye", "done")]
     assert receive(core, m.Refused("role", "x")) == []
-
-
-def test_a_reported_update_is_not_open_any_more():
-    core = _driver()
-    for update_id in range(2):
-        core.open_update(_update(update_id))
-    assert instructions_in(_report(core, 0), E.Report)
-    assert messages_in(receive(core, _progress(next_open=0)), m.OpenUpdate) == [_update(1)]
-    core.start(0.0)
-    assert messages_in(welcome(core, broker=6), m.OpenUpdate) == [_update(1)]
 
 
 def test_updates_are_opened_in_order():
