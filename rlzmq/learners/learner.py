@@ -920,7 +920,7 @@ class Learner(TellsUncalled, Checkpointable):
         return self.module
 
     def _setting(self, name: str, default: object) -> Any:
-        return self.config.get(name, default)
+        return vars(self.config).get(name, default)
 
     def _check_built(self) -> None:
         if self.module is None:

@@ -80,14 +80,16 @@ class Distribution(ABC):
             logits: Float tensor ``[..., required_input_dim]``.
         """
 
-    @abstractmethod
     def sample(self, *, sample_shape: SampleShape = None, generator: torch.Generator | None = None) -> Any:
         """Return sampled actions without gradient, ``[..., *action shape]`` (a tree of them for nested actions).
+
+        By default, they are those of `rsample`.
 
         Args:
             sample_shape: Number of samples per row: the result is ``[*sample_shape, ..., *action shape]``.
             generator: See the class.
         """
+        return self.rsample(sample_shape=sample_shape, generator=generator).detach()
 
     def rsample(self, *, sample_shape: SampleShape = None, generator: torch.Generator | None = None) -> Any:
         """Return actions sampled with the reparameterisation trick, so that gradients flow to the inputs.
@@ -121,7 +123,6 @@ class Distribution(ABC):
         """Return a distribution that always returns this one's most likely action."""
 
     @staticmethod
-    @abstractmethod
     def required_input_dim(space: gym.Space[Any], model_config: Any = None) -> int:
         """Return the number of inputs per batch row that an action space needs.
 
@@ -129,6 +130,7 @@ class Distribution(ABC):
             space: The action space.
             model_config: Ignored by the built-in classes.
         """
+        return num_dist_inputs(space)
 
     @classmethod
     def get_partial_dist_cls(cls, **kwargs: Any) -> type[Self]:
@@ -286,11 +288,6 @@ class TorchCategorical(Distribution):
     def to_deterministic(self) -> TorchDeterministic:
         return TorchDeterministic(self._to_action(self.logits.argmax(-1)))
 
-    @staticmethod
-    def required_input_dim(space: gym.Space[Any], model_config: Any = None) -> int:
-        assert isinstance(space, gym.spaces.Discrete)
-        return int(space.n)
-
 
 class TorchMultiCategorical(Distribution):
     """Several independent categorical choices per row, from their concatenated logits.
@@ -368,13 +365,6 @@ class TorchMultiCategorical(Distribution):
 
     def to_deterministic(self) -> TorchDeterministic:
         return TorchDeterministic(self._to_action(self._categorical.logits.argmax(-1)))
-
-    @staticmethod
-    def required_input_dim(space: gym.Space[Any], model_config: Any = None) -> int:
-        if isinstance(space, gym.spaces.MultiBinary):
-            return 2 * int(np.prod(space.shape))
-        assert isinstance(space, gym.spaces.MultiDiscrete)
-        return int(space.nvec.sum())
 
 
 def _padding(lens: tuple[int, ...], device: torch.device) -> tuple[Tensor, Tensor]:
@@ -454,9 +444,6 @@ class TorchDiagGaussian(Distribution):
         shape = (*sample_shape, *loc.shape) if sample_shape else loc.shape
         return torch.randn(shape, generator=generator, dtype=loc.dtype, device=loc.device)
 
-    def sample(self, *, sample_shape: SampleShape = None, generator: torch.Generator | None = None) -> Tensor:
-        return self.rsample(sample_shape=sample_shape, generator=generator).detach()
-
     def rsample(
         self, *, sample_shape: SampleShape = None, generator: torch.Generator | None = None
     ) -> Tensor:
@@ -484,11 +471,6 @@ class TorchDiagGaussian(Distribution):
 
     def to_deterministic(self) -> TorchDeterministic:
         return TorchDeterministic(self._to_action(self.loc))
-
-    @staticmethod
-    def required_input_dim(space: gym.Space[Any], model_config: Any = None) -> int:
-        assert isinstance(space, gym.spaces.Box)
-        return 2 * int(np.prod(space.shape))
 
 
 class TorchSquashedGaussian(Distribution):
@@ -558,9 +540,6 @@ class TorchSquashedGaussian(Distribution):
             log_slope = log_slope + math.log(half_width)
         return gaussian_logp - log_slope.sum(-1)
 
-    def sample(self, *, sample_shape: SampleShape = None, generator: torch.Generator | None = None) -> Tensor:
-        return self._squash(self._gaussian.sample(sample_shape=sample_shape, generator=generator))
-
     def rsample(
         self, *, sample_shape: SampleShape = None, generator: torch.Generator | None = None
     ) -> Tensor:
@@ -597,10 +576,6 @@ class TorchSquashedGaussian(Distribution):
     def to_deterministic(self) -> TorchDeterministic:
         return TorchDeterministic(self._squash(self._gaussian.loc))
 
-    @staticmethod
-    def required_input_dim(space: gym.Space[Any], model_config: Any = None) -> int:
-        return TorchDiagGaussian.required_input_dim(space, model_config)
-
 
 def _log_of(scale: Tensor | float | None, loc: Tensor, name: str) -> Tensor:
     if scale is None:
@@ -621,9 +596,6 @@ class TorchDeterministic(Distribution):
     @classmethod
     def from_logits(cls, logits: Tensor) -> Self:
         return cls(logits)
-
-    def sample(self, *, sample_shape: SampleShape = None, generator: torch.Generator | None = None) -> Tensor:
-        return self.rsample(sample_shape=sample_shape).detach()
 
     def rsample(
         self, *, sample_shape: SampleShape = None, generator: torch.Generator | None = None
@@ -697,9 +669,12 @@ def num_dist_inputs(space: gym.Space[Any]) -> int:
     """Return the number of inputs per row that the default distribution of ``space`` takes."""
     if isinstance(space, gym.spaces.Dict | gym.spaces.Tuple):
         return sum(optree.tree_leaves(_map_space(space, num_dist_inputs)))
-    if isinstance(space, gym.spaces.Box) and np.issubdtype(space.dtype, np.integer):
-        return sum(_integer_box_lens(space, "module"))
-    return _leaf_cls(space, "module").required_input_dim(space)
+    if isinstance(space, gym.spaces.Discrete):
+        return int(space.n)
+    if isinstance(space, gym.spaces.Box) and not np.issubdtype(space.dtype, np.integer):
+        return 2 * int(np.prod(space.shape))
+    choices: Any = _leaf_cls(space, "module")
+    return sum(choices.input_lens)
 
 
 def _map_space(space: gym.Space[Any], leaf: Any) -> Any:
@@ -840,10 +815,6 @@ class TorchMultiDistribution(Distribution):
         return TorchMultiDistribution(
             self._treespec.unflatten([child.to_deterministic() for child in self._children])
         )
-
-    @staticmethod
-    def required_input_dim(space: gym.Space[Any], model_config: Any = None) -> int:
-        return num_dist_inputs(space)
 
 
 def _sum(terms: Any) -> Tensor:
