@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from rlzmq.connectors.module_to_env import draw_actions, given_actions_logp
 from rlzmq.core.tree import tree_map
 from rlzmq.episodes.columns import Columns
-from rlzmq.modules.default_models.actor_critic import dense_chain, recurrent_chain, run_chain
+from rlzmq.modules.default_models.actor_critic import acting_chain
 from rlzmq.modules.rl_module import TorchRLModule
 
 __all__ = ["ModuleStep", "to_numpy"]
@@ -57,8 +57,7 @@ class ModuleStep:
         # The modes and checks that TorchRLModule's public forward adds are already ensured here.
         is_plain = getattr(type(module), name, None) is getattr(TorchRLModule, name)
         self._inner_forward = getattr(module, f"_{name}") if is_plain else self._forward
-        self._chain = None if self.is_stateful else dense_chain(module)
-        self._recurrent_chain = recurrent_chain(module) if self.is_stateful else None
+        self._chain = acting_chain(module)
 
     def initial_state(self, num_rows: int) -> Any:
         """Return the module's initial state for ``num_rows`` rows: a tree of tensors ``[num_rows, ...]``."""
@@ -121,16 +120,20 @@ class ModuleStep:
                 self._seen, self._seen_tensor = observations, inputs
         else:
             inputs = tree_map(self._to_tensor, observations)
-        if self._chain is not None and inputs.dtype is torch.float32:
-            logits = run_chain(self._chain, inputs)
+        chain = self._chain
+        if chain is not None and chain.takes(inputs):
+            logits, state_out = chain(inputs, state)
             actions, logp = self._sample(logits)
-            return {
+            acted: dict[str, Any] = {
                 Columns.ACTION_DIST_INPUTS: logits.numpy(),
                 Columns.ACTIONS: (
                     actions.numpy() if type(actions) is torch.Tensor else tree_map(to_numpy, actions)
                 ),
                 Columns.ACTION_LOGP: logp.numpy(),
-            }, None
+            }
+            if state_out is not None:
+                acted[Columns.STATE_OUT] = tree_map(to_numpy, state_out)
+            return acted, state_out
         if state is not None:
             return self._act_stateful(inputs, state, t)
         batch = {Columns.OBS: inputs}
@@ -152,16 +155,6 @@ class ModuleStep:
         return columns, None
 
     def _act_stateful(self, inputs: object, state: object, t: int) -> tuple[dict[str, Any], Any]:
-        chain = self._recurrent_chain
-        if chain is not None and type(inputs) is torch.Tensor and chain.takes(inputs):
-            logits, state_out = chain(inputs, state)
-            actions, logp = self._sample(logits)
-            return {
-                Columns.STATE_OUT: tree_map(to_numpy, state_out),
-                Columns.ACTION_DIST_INPUTS: logits.numpy(),
-                Columns.ACTIONS: tree_map(to_numpy, actions),
-                Columns.ACTION_LOGP: logp.numpy(),
-            }, state_out
         batch = {Columns.OBS: tree_map(_add_time, inputs), Columns.STATE_IN: state}
         outputs = self._inner_forward(batch, t=t) if self._explore else self._inner_forward(batch)
         outputs = dict(self._with_logp(self._checked(outputs)))

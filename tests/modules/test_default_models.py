@@ -17,7 +17,7 @@ from rlzmq.core.errors import ConfigurationError, UnsupportedSpaceError
 from rlzmq.core.tree import tree_leaves
 from rlzmq.episodes.columns import Columns
 from rlzmq.modules.default_models import MLP, DefaultActorCriticModule, build_encoder
-from rlzmq.modules.default_models.actor_critic import dense_chain, recurrent_chain
+from rlzmq.modules.default_models.actor_critic import acting_chain
 from rlzmq.modules.default_models.image_encoders import default_conv_filters
 from rlzmq.modules.spec import RLModuleSpec
 
@@ -555,26 +555,26 @@ def test_any_module_can_take_a_layers_place_but_none_can_be_added() -> None:
 def test_a_runners_quick_path_sees_a_layer_that_was_replaced() -> None:
     module = build(VECTOR, fcnet_hiddens=[4])
     module.pi.layers[0] = nn.Linear(4, 2)
-    chain = dense_chain(module)
+    chain = acting_chain(module)
+    obs = torch.randn(3, 4)
     assert chain is not None
-    assert chain[-1][0] is module.pi.layers[0].weight
+    with torch.no_grad():
+        assert torch.equal(chain(obs, None)[0], module.pi(module.encoder(obs)))
     module.pi.layers[0] = nn.Sequential(nn.Linear(4, 2))
-    assert dense_chain(module) is None
+    assert acting_chain(module) is None
 
 
 @pytest.mark.parametrize("share", [True, False])
 @pytest.mark.parametrize("num_rows", [1, 8])
 def test_a_runners_quick_path_with_memory_gives_the_modules_bits(share: bool, num_rows: int) -> None:
-    module = build(
-        VECTOR, fcnet_hiddens=[8, 8], use_lstm=True, lstm_cell_size=16, vf_share_layers=share
-    ).eval()
-    chain = recurrent_chain(module)
+    settings: dict[str, Any] = {"fcnet_hiddens": [8, 8], "use_lstm": True, "lstm_cell_size": 64}
+    module = build(VECTOR, vf_share_layers=share, **settings).eval()
+    chain = acting_chain(module)
     assert chain is not None
     obs = torch.randn(5, num_rows, 4)
     state = quick_state = expand(module.get_initial_state(), num_rows)
     with torch.inference_mode():
         for now in obs:
-            assert chain.takes(now)
             batch = {Columns.OBS: now.unsqueeze(1), Columns.STATE_IN: state}
             outputs = module.forward_exploration(batch)
             logits, quick_state = chain(now, quick_state)
@@ -582,18 +582,9 @@ def test_a_runners_quick_path_with_memory_gives_the_modules_bits(share: bool, nu
             assert torch.equal(logits, outputs[Columns.ACTION_DIST_INPUTS].squeeze(1))
             for own, expected in zip(tree_leaves(quick_state), tree_leaves(state), strict=True):
                 assert torch.equal(own, expected)
-
-
-def test_other_modules_with_memory_have_no_quick_path() -> None:
-    settings: dict[str, Any] = {"fcnet_hiddens": [8], "use_lstm": True, "lstm_cell_size": 64}
-    module = build(VECTOR, **settings)
-    chain = recurrent_chain(module)
-    assert chain is not None
     assert chain.takes(torch.zeros(64, 4))
     assert not chain.takes(torch.zeros(65, 4)), "the module takes the sequence kernel"
     assert not chain.takes(torch.zeros(8, 4, dtype=torch.uint8))
     module.encoder.lstm.register_forward_hook(lambda *_: None)
-    assert recurrent_chain(module) is None
-    assert recurrent_chain(build(VECTOR, fcnet_hiddens=[8])) is None
-    assert recurrent_chain(build(VECTOR, fcnet_use_layernorm=True, **settings)) is None
-    assert recurrent_chain(build(gym.spaces.Box(0, 255, (16, 16, 1), np.uint8), **settings)) is None
+    assert acting_chain(module) is None
+    assert acting_chain(build(VECTOR, fcnet_use_layernorm=True, **settings)) is None

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from rlzmq.modules.default_models.actor_critic import DefaultActorCriticModule, dense_chain, run_chain
+from rlzmq.modules.default_models.actor_critic import DefaultActorCriticModule, acting_chain
 from rlzmq.modules.multi_rl_module_spec import MultiRLModuleSpec
 from rlzmq.modules.rl_module import TorchRLModule
 from rlzmq.modules.spec import RLModuleSpec
@@ -90,7 +90,7 @@ class Subclass(DefaultActorCriticModule):
 def test_large_weights_of_a_default_module_may_be_the_block_itself(module_class: Any) -> None:
     source, runner, copying = wide(module_class), wide(module_class), wide(module_class)
     layout = WeightsLayout.of(source)
-    chain = dense_chain(runner["default_policy"])
+    chain = acting_chain(runner["default_policy"])
     for _ in range(3):
         randomize_all(source)
         block = np.zeros(layout.num_bytes + 64, np.uint8)
@@ -114,7 +114,7 @@ def test_large_weights_of_a_default_module_may_be_the_block_itself(module_class:
             assert torch.equal(outputs[0], outputs[1])
             assert torch.equal(outputs[0], outputs[2])
             if chain is not None:
-                assert torch.equal(outputs[0], run_chain(chain, observations))
+                assert torch.equal(outputs[0], chain(observations, None)[0])
     randomize_all(source)
     layout.load(runner, bytes(layout.snapshot(source)), may_keep=True)  # read-only memory is copied
     assert layout.snapshot(runner).tobytes() == layout.snapshot(source).tobytes()

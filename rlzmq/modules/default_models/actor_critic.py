@@ -21,15 +21,13 @@ from rlzmq.modules.rl_module import InferenceOnlyAPI, TorchRLModule, ValueFuncti
 
 __all__ = [
     "ACTION_MASK",
+    "ActingChain",
     "DefaultActorCriticModule",
     "DefaultPPOTorchRLModule",
     "ObservationMask",
     "PolicyHead",
-    "RecurrentChain",
+    "acting_chain",
     "apply_action_mask",
-    "dense_chain",
-    "recurrent_chain",
-    "run_chain",
     "split_action_mask",
 ]
 
@@ -380,95 +378,96 @@ DenseLayer = tuple[Tensor, Tensor, Callable[[Tensor], Tensor] | None]
 _LSTM_WEIGHTS = ("weight_ih_l0", "weight_hh_l0", "bias_ih_l0", "bias_hh_l0")
 
 
-def dense_chain(module: object) -> list[DenseLayer] | None:
-    """Return the layers of a policy's acting forward pass if it consists only of dense layers.
+class ActingChain:
+    """The acting forward pass of the default module with dense encoders, one time step for every row.
 
-    Calling them one after the other (`run_chain`) is the fastest form for few environments, and returns exactly the
-    numbers of the module's forward pass. The tensors are the module's own parameters, so weights loaded in place take
-    effect at once.
-
-    Returns:
-        None for any module except the unchanged default one with a dense encoder, no layer norm, no action mask, no
-        memory and no separate log standard deviations.
-    """
-    if type(module) is not DefaultActorCriticModule or module._recurrent or module._mask.is_there:
-        return None
-    return None if _has_hooks(module) else _dense_layers(module.encoder, module.pi)
-
-
-class RecurrentChain:
-    """The default dense policy with an LSTM, one time step for every row.
+    It is the fastest form for few environments, and returns exactly the numbers of the module's forward pass. The
+    tensors are the module's own parameters, so weights loaded in place take effect at once.
 
     Args:
-        encoders: The layers before an LSTM and the LSTM, by the key of its part of the state; None: the only one's
-            state is the whole. The first one's output is the head's input.
-        head: The layers after the LSTM.
+        encoders: The layers of an encoder, and the LSTM after them or None, by the key of its part of the state; None:
+            the only one's state is the whole. The first one's output is the head's input.
+        head: The layers after the encoder.
     """
 
     def __init__(
-        self, encoders: dict[str | None, tuple[list[DenseLayer], RecurrentEncoder]], head: list[DenseLayer]
+        self,
+        encoders: dict[str | None, tuple[list[DenseLayer], RecurrentEncoder | None]],
+        head: list[DenseLayer],
     ) -> None:
-        self._encoders: list[tuple[str | None, list[DenseLayer], list[Any]]] = [
-            (key, layers, [lstm.lstm._parameters[name] for name in _LSTM_WEIGHTS])
+        self._encoders: list[tuple[str | None, list[DenseLayer], list[Any] | None]] = [
+            (key, layers, None if lstm is None else [lstm.lstm._parameters[name] for name in _LSTM_WEIGHTS])
             for key, (layers, lstm) in encoders.items()
         ]
         self._head = head
-        self._max_rows = min(lstm.max_cell_rows for _, lstm in encoders.values())
+        sizes = [lstm.max_cell_rows for _, lstm in encoders.values() if lstm is not None]
+        self._max_rows: int | None = min(sizes, default=None)
 
-    def takes(self, x: Tensor) -> bool:
+    def takes(self, x: object) -> bool:
         """Return whether the chain computes what the module does for these inputs."""
-        return x.dim() == 2 and x.dtype is torch.float32 and len(x) <= self._max_rows
+        return (
+            type(x) is Tensor
+            and x.dtype is torch.float32
+            and (self._max_rows is None or (x.dim() == 2 and len(x) <= self._max_rows))
+        )
 
     def __call__(self, x: Tensor, state: Any) -> tuple[Tensor, Any]:
         """Return the distribution inputs ``[N, K]`` and the next state.
 
         Args:
             x: Observations, float32 ``[N, D]``.
-            state: The module's state, leaves ``[N, cell]``.
+            state: The module's state, leaves ``[N, cell]``; None if it has none.
         """
         features: Tensor | None = None
-        state_out: Any = {}
+        state_out: Any = None
         for key, layers, weights in self._encoders:
-            before = state if key is None else state[key]
-            h, c = torch.lstm_cell(run_chain(layers, x), (before["h"], before["c"]), *weights)
-            after = {"h": h, "c": c}
-            if key is None:
-                state_out = after
-            else:
-                state_out[key] = after
+            outputs = run_chain(layers, x)
+            if weights is not None:
+                before = state if key is None else state[key]
+                outputs, c = torch.lstm_cell(outputs, (before["h"], before["c"]), *weights)
+                after = {"h": outputs, "c": c}
+                state_out = after if key is None else {**(state_out or {}), key: after}
             if features is None:
-                features = h
+                features = outputs
         assert features is not None
         return run_chain(self._head, features), state_out
 
 
-def recurrent_chain(module: object) -> RecurrentChain | None:
-    """Return the chain of an unchanged default module with dense encoders and an LSTM; None for any other."""
-    if type(module) is not DefaultActorCriticModule or not module._recurrent or module._mask.is_there:
+def acting_chain(module: object) -> ActingChain | None:
+    """Return the chain of an unchanged default module of dense layers, with an LSTM or without; None for any other.
+
+    It has no layer norm, no action mask and no separate log standard deviations.
+    """
+    if type(module) is not DefaultActorCriticModule or module._mask.is_there:
         return None
     parts: dict[str | None, Any] = {None: module.encoder}
-    if module._separate:
+    if module._recurrent and module._separate:
         parts = {"actor": module.encoder, "critic": module.vf_encoder}
-    encoders: dict[str | None, tuple[list[DenseLayer], RecurrentEncoder]] = {}
+    encoders: dict[str | None, tuple[list[DenseLayer], RecurrentEncoder | None]] = {}
     for key, part in parts.items():
-        if type(part) is not RecurrentEncoder or _has_hooks(module, part, part.lstm):
+        lstm = part if type(part) is RecurrentEncoder else None
+        if _has_hooks(module, part) or (lstm is not None and not _is_plain(lstm.lstm)):
             return None
-        layers = _dense_layers(part.tokenizer)
-        if layers is None or any(name not in part.lstm._parameters for name in _LSTM_WEIGHTS):
+        layers = _dense_layers(part if lstm is None else lstm.tokenizer)
+        if layers is None:
             return None
-        encoders[key] = layers, part
+        encoders[key] = layers, lstm
     head = _dense_layers(module.pi)
-    return None if head is None else RecurrentChain(encoders, head)
+    return None if head is None else ActingChain(encoders, head)
 
 
 def run_chain(layers: list[DenseLayer], x: Tensor) -> Tensor:
-    """Return the chain's outputs for float32 inputs ``[N, D]``."""
+    """Return the outputs of dense layers for float32 inputs ``[N, D]``."""
     linear = torch.nn.functional.linear
     for weight, bias, activation in layers:
         x = linear(x, weight, bias)
         if activation is not None:
             x = activation(x)
     return x
+
+
+def _is_plain(lstm: nn.Module) -> bool:
+    return not _has_hooks(lstm) and all(name in lstm._parameters for name in _LSTM_WEIGHTS)
 
 
 def _dense_layers(*parts: Any) -> list[DenseLayer] | None:
