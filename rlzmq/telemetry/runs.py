@@ -275,13 +275,11 @@ def find_runs(directory: str | Path) -> list[Run]:
     return sorted(runs, key=lambda run: (run.changed_s, run.path))
 
 
-def numbers_in(result: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, float]]:
+def numbers_in(result: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
     """Yield the numbers of a result by path, e.g. ``("env_runners/episode_return_mean", 21.5)``."""
-    for name, value in result.items():
-        if isinstance(value, Mapping):
-            yield from numbers_in(value, f"{prefix}{name}/")
-        elif isinstance(value, int | float | np.number) and not isinstance(value, bool):
-            yield f"{prefix}{name}", float(value)
+    for path, value in flatten(result).items():
+        if isinstance(value, int | float | np.number) and not isinstance(value, bool):
+            yield path, float(value)
 
 
 def _last_iteration(path: Path) -> int | None:

@@ -123,6 +123,23 @@ def test_a_lease_among_others_ends_after_three_quarters_of_the_time_in_which_its
     assert lease.max_s == pytest.approx(max_s if max_s < 100 else 2 * 20 / (2 / 200))
 
 
+def _seen(seconds: float, timeout_s: float = 30.0) -> dict[str, float]:
+    """`max_s` of the next lease of a runner that took so long for four steps, and of one that is new beside it."""
+    bench = Bench(max_leases_per_runner=1, peer_timeout_s=1e4)
+    bench.ready_run(batch=4000, lease_timeout_s=timeout_s)
+    for name in ("hung", "a"):
+        bench.runner(name)
+    bench.now = seconds
+    bench.fragment(bench.state.leases.of_peer("uuid-a")[0].lease_id, steps=4, runner="a")
+    bench.runner("new")
+    return {name: bench.state.leases.of_peer(f"uuid-{name}")[0].max_s for name in ("a", "new")}
+
+
+def test_a_lease_is_cut_after_twice_its_time_and_that_of_a_new_runner_after_half_its_time_out_at_most():
+    assert _seen(1.0) == {"a": 10.0, "new": 2.0}, "20 and 4 env steps at 4 env steps per second"
+    assert _seen(10.0) == {"a": 100.0, "new": 15.0}
+
+
 # ------------------------------------------------------------------ who is asked
 
 

@@ -45,6 +45,6 @@ def _lines_per_event(kind: str, num_runners: int) -> dict[str, float]:
 
 @pytest.mark.parametrize("kind", TERMS)
 def test_an_event_costs_as_much_with_many_runners_as_with_few(kind: str) -> None:
-    few, many = _lines_per_event(kind, 20), _lines_per_event(kind, 400)
+    few, many = _lines_per_event(kind, 20), _lines_per_event(kind, 200)
     for key in few:
         assert many[key] < 1.5 * few[key], key

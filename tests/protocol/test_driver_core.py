@@ -12,7 +12,7 @@ from rlzmq.protocol import core as E
 from rlzmq.protocol.driver_core import DriverCore, parse_report
 from rlzmq.wire import messages as m
 from rlzmq.wire.codec import FragmentId, WireError
-from rlzmq.wire.fragment_message import FragmentRange, pack_blobs, pack_ranges
+from rlzmq.wire.fragment_message import FragmentRange, pack_blobs, pack_ranges, unpack_ranges
 
 
 def _driver(*, is_welcome: bool = True, **options) -> DriverCore:
@@ -32,6 +32,49 @@ def _progress(**fields) -> m.Progress:
 
 
 # ------------------------------------------------------------------ events
+
+
+def _report(core, update_id=0, watermarks=(), dropped=None, accounting=None, **fields):
+    fields = {"broker_incarnation": 5, "min_generation": core.min_generation, **fields}
+    counts = {"sampled": 10, "trained": 10, "pending": 0} if accounting is None else accounting
+    message = m.UpdateReport(
+        update_id=update_id,
+        generation=1,
+        num_env_steps=10,
+        num_kept_steps=10,
+        num_trained_steps=10,
+        accounting=counts,
+        dropped=dropped or {},
+        versions=(0,),
+        version_steps=(10,),
+        **fields,
+    )
+    marks = [
+        FragmentRange(FragmentId(runner, 1, watermark), 0, int(is_gone))
+        for runner, watermark, is_gone in watermarks
+    ]
+    payload = (*pack_ranges([]), *pack_blobs([]), *pack_blobs([b"r"]), *pack_ranges(marks))
+    return receive(core, message, payload=payload)
+
+
+def _hello(core) -> tuple[m.Hello, dict[str, int]]:
+    """Its HELLO now, and the watermarks with it."""
+    (send,) = [i for i in core.start(0.0) if isinstance(i, E.Send)]
+    ranges = unpack_ranges(send.payload)
+    assert all(item == FragmentRange(item.fragment, 0, 0) for item in ranges)
+    return send.message, {item.fragment.runner: item.fragment.seq for item in ranges}
+
+
+def test_what_reports_have_told_goes_to_the_next_broker():
+    core = _driver()
+    for update_id, marks in enumerate(
+        [[("a", 4, False), ("b", 1, False)], [("a", 2, False)], [("b", 0, True)]]
+    ):
+        core.open_update(_update(update_id))
+        _report(core, update_id, marks, dropped={"stale": update_id})
+    hello, watermarks = _hello(core)
+    assert watermarks == {"a": 4}, "none falls; b is gone"
+    assert (hello.trained, hello.dropped, hello.next_update) == (10, {"stale": 2}, 3)
 
 
 @pytest.mark.parametrize(

@@ -199,6 +199,22 @@ def test_memory_is_counted_while_it_is_held_and_on_average_of_all_that_came():
     assert ledger.mean_bytes == 15
 
 
+def test_free_steps_are_those_of_versions_within_both_bounds():
+    ledger = Ledger()
+    for seq, version in enumerate((3, 4, 5, 4)):
+        _version(ledger, seq, 10**seq, version)
+    assert ledger.free_steps() == 1111
+    assert ledger.free_steps(4) == 1110
+    assert ledger.free_steps(4, 4) == 1010
+    assert ledger.free_steps(max_version=3) == 1
+    assert ledger.free_steps(max_version=4) == 1011
+    ledger.take(ledger.entries[_id(1)], 4)
+    assert ledger.free_steps(4, 4) == 1006
+    ledger.drop(ledger.entries[_id(1)], "stale")
+    assert ledger.free_steps(4, 4) == 1000
+    assert [entry.id.seq for entry in ledger.free_entries()] == [0, 2, 3]
+
+
 def test_what_the_driver_has_accounted_for_is_disowned_and_no_more():
     ledger = Ledger()
     for fragment in (_id(0), _id(1), _id(0, "other"), _id(0, incarnation=2)):

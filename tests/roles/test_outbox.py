@@ -99,7 +99,7 @@ def test_all_peers_together_are_bounded_and_who_reads_is_served(
         wire.read(b"reads")
 
 
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("seed", range(8))
 def test_whatever_happens_the_counts_are_right(wire: _Wire, seed: int) -> None:
     draw = random.Random(seed)
     peers = [b"a", b"b", b"c"]

@@ -87,9 +87,8 @@ _STATUS = encode_message(StatusRequest())
         ("observer", None, _CONFIG),
         ("observer", _OBSERVER, _STATUS),
         ("runner", _RUNNER, _SNAPSHOT),
-        ("runner", _RUNNER, _STATUS),
     ],
-    ids=["config without hello", "status", "snapshots", "status of a runner"],
+    ids=["config without hello", "status", "snapshots"],
 )
 def test_who_asks_and_never_reads_takes_a_bounded_memory(
     role: str,
