@@ -63,12 +63,6 @@ def test_a_chunks_result_does_not_depend_on_its_neighbours_to_the_last_bit() -> 
         start += length
 
 
-def test_lambda_one_gives_discounted_returns_minus_values() -> None:
-    advantages, targets = compute_gae([1, 1, 1], [5, 6, 7], [0], [3], gamma=0.5, lambda_=1.0)
-    np.testing.assert_allclose(targets, [1.75, 1.5, 1.0])
-    np.testing.assert_allclose(advantages, [-3.25, -4.5, -6.0])
-
-
 def test_shapes_that_do_not_fit_are_refused() -> None:
     with pytest.raises(ValueError, match=r"\(3,\).*got \(2,\)"):
         compute_gae([1, 2], [1, 2], [0], [3], gamma=1.0, lambda_=1.0)

@@ -54,13 +54,6 @@ def test_window_survives_reduce_and_is_bounded() -> None:
     assert logger.peek("x") == (8 + 9 + 100) / 3
 
 
-def test_ema_weighs_new_values() -> None:
-    logger = MetricsLogger()
-    logger.log_value("x", 0.0, reduce="ema", ema_coeff=0.5)
-    logger.log_value("x", 1.0)
-    assert logger.peek("x") == 0.5
-
-
 def test_an_ema_that_another_process_reports_in_parts_is_that_of_all_values() -> None:
     worker, root, alone = MetricsLogger(), MetricsLogger(), MetricsLogger()
     for part, num in enumerate((1, 200, 0, 3, 50)):
@@ -88,14 +81,6 @@ def test_merging_two_processes_equals_logging_everything_in_one() -> None:
         root = MetricsLogger()
         root.aggregate([left.reduce(compile=False), right.reduce(compile=False)], key="group")
         assert root.peek(("group", "x")) == one.peek("x")
-
-
-def test_lifetime_sums_of_a_worker_are_counted_once() -> None:
-    worker, root = MetricsLogger(), MetricsLogger()
-    for _ in range(3):
-        worker.log_value("n", 10, reduce="lifetime_sum")
-        root.aggregate([worker.reduce(compile=False)])
-    assert root.peek("n") == 30
 
 
 @pytest.mark.parametrize("compile_", [False, True])

@@ -14,7 +14,7 @@ from torch import nn
 
 from rlzmq.config.model_config import DefaultModelConfig
 from rlzmq.core.errors import ConfigurationError, UnsupportedSpaceError
-from rlzmq.core.tree import tree_leaves
+from rlzmq.core.tree import tree_leaves, tree_map
 from rlzmq.episodes.columns import Columns
 from rlzmq.modules.default_models import MLP, DefaultActorCriticModule, build_encoder
 from rlzmq.modules.default_models.actor_critic import acting_chain
@@ -59,34 +59,20 @@ ACTIONS: list[gym.Space[Any]] = [
 ]
 
 
-def stack(items: list[Any]) -> Any:
-    if isinstance(items[0], dict):
-        return {key: stack([item[key] for item in items]) for key in items[0]}
-    if isinstance(items[0], tuple):
-        return tuple(stack(list(parts)) for parts in zip(*items, strict=True))
-    return torch.from_numpy(np.stack(items))
-
-
 def batch_of(space: gym.Space[Any], *lead: int) -> Any:
     if len(lead) > 1:
-        return stack_tensors([batch_of(space, *lead[1:]) for _ in range(lead[0])])
-    return stack([space.sample() for _ in range(lead[0])])
-
-
-def stack_tensors(items: list[Any]) -> Any:
-    if isinstance(items[0], dict):
-        return {key: stack_tensors([item[key] for item in items]) for key in items[0]}
-    if isinstance(items[0], tuple):
-        return tuple(stack_tensors(list(parts)) for parts in zip(*items, strict=True))
-    return torch.stack(items)
+        parts = [batch_of(space, *lead[1:]) for _ in range(lead[0])]
+        return tree_map(lambda *leaves: torch.stack(leaves), *parts)
+    items = [space.sample() for _ in range(lead[0])]
+    return tree_map(lambda *leaves: torch.from_numpy(np.stack(leaves)), *items)
 
 
 def take(tree: Any, index: Any) -> Any:
-    if isinstance(tree, dict):
-        return {key: take(value, index) for key, value in tree.items()}
-    if isinstance(tree, tuple):
-        return tuple(take(value, index) for value in tree)
-    return tree[index]
+    return tree_map(lambda leaf: leaf[index], tree)
+
+
+def expand(state: Any, num_rows: int) -> Any:
+    return tree_map(lambda leaf: leaf.expand(num_rows, *leaf.shape).contiguous(), state)
 
 
 def build(
@@ -228,19 +214,9 @@ def test_memory_step_by_step_equals_the_whole_sequence(share: bool, num_rows: in
             atol=1e-5,
         )
         state = out[Columns.STATE_OUT]
-    torch.testing.assert_close(state, detach(whole[Columns.STATE_OUT]), rtol=1e-4, atol=1e-5)
-
-
-def expand(state: Any, num_rows: int) -> Any:
-    if isinstance(state, dict):
-        return {key: expand(value, num_rows) for key, value in state.items()}
-    return state.expand(num_rows, *state.shape).contiguous()
-
-
-def detach(tree: Any) -> Any:
-    if isinstance(tree, dict):
-        return {key: detach(value) for key, value in tree.items()}
-    return tree.detach()
+    torch.testing.assert_close(
+        state, tree_map(torch.Tensor.detach, whole[Columns.STATE_OUT]), rtol=1e-4, atol=1e-5
+    )
 
 
 def test_the_initial_state_has_no_batch_dimension() -> None:
