@@ -104,8 +104,11 @@ def find_bad_values(batch: EpisodeBatch) -> BadValues | None:
         if part.initial_state is not None:
             columns[_INITIAL_STATE] = part.initial_state
         for name, column in columns.items():
-            leaves = (column,) if isinstance(column, np.ndarray) else tree_leaves(column)
-            if not all(map(_all_usable, repeat(name), leaves)):
+            if isinstance(column, np.ndarray):
+                is_usable = column.dtype.kind not in "fc" or _all_usable(name, column)
+            else:
+                is_usable = all(map(_all_usable, repeat(name), tree_leaves(column)))
+            if not is_usable:
                 marks = _marks(part, columns)
                 values += _values_of(batch, part, marks)
                 own = _num_bad(part, marks)

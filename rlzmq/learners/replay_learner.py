@@ -155,10 +155,10 @@ class EpisodeReplay(BatchSource):
     def batches(self, num_batches: int, rng: np.random.Generator) -> Iterator[Any]:
         while num_batches > 0:
             num_batches -= 1
-            if not len(self.buffer):
+            num_items = min(self.batch_size, len(self.buffer))
+            if not num_items:
                 yield []
                 continue
-            num_items = min(self.batch_size, len(self.buffer))
             if self.buffer.divides_by_module:
                 module_ids = self.buffer.get_module_ids()
                 if self._trained is not None:

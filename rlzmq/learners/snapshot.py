@@ -153,12 +153,11 @@ class Snapshot:
 
     def restore_not_finite(self) -> None:
         """Restore the buffers that have become NaN or infinite, e.g. a BatchNorm's statistics."""
-        with torch.no_grad():
-            for tensor, saved in zip(self._buffers.tensors, self._buffers.copies, strict=True):
-                # One kernel: the sum is finite only if all elements are finite.
-                may_not_be = tensor.is_floating_point() and not math.isfinite(tensor.sum())
-                if may_not_be and not bool(torch.isfinite(tensor).all()):
-                    tensor.copy_(saved)
+        for tensor, saved in zip(self._buffers.tensors, self._buffers.copies, strict=True):
+            # One kernel: the sum is finite only if all elements are finite.
+            may_not_be = tensor.is_floating_point() and not math.isfinite(tensor.detach().sum())
+            if may_not_be and not bool(torch.isfinite(tensor).all()):
+                tensor.detach().copy_(saved)
 
     # -- states --------------------------------------------------------------------------------------
 

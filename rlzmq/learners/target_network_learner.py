@@ -61,7 +61,7 @@ class TargetNetworks:
             tau: Update rate in [0, 1]; 1 copies.
         """
         sources, copies, buffers = self._tensors.of(chain.from_iterable(module.get_target_network_pairs()))
-        with torch.no_grad():
+        with torch.set_grad_enabled(False):
             if sources:
                 torch._foreach_lerp_(copies, sources, tau)
             for source, copy in buffers:
@@ -213,7 +213,7 @@ class TargetNetworkLearner(TargetNetworkUpdates):
 
 def target_outputs(module: TargetNetworkAPI, batch: dict[str, Any]) -> Any:
     """Return ``module.forward_target(batch)``, computed without gradients."""
-    with torch.no_grad():
+    with torch.set_grad_enabled(False):
         return module.forward_target(batch)
 
 

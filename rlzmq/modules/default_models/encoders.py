@@ -186,7 +186,9 @@ class MLP(nn.Module):
         return self._steps
 
     def forward(self, x: Tensor) -> Tensor:
-        linear, steps = nn.functional.linear, self.steps()
+        linear, steps = nn.functional.linear, self._steps
+        if [*self._modules["layers"]._modules.values()] != self._steps_of:  # type: ignore[union-attr]
+            steps = self.steps()
         lead = x.shape[:-1]
         is_flat = x.ndim == 2
         if not is_flat and len(lead) > 1 and self._is_by_row:
