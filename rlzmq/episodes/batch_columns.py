@@ -214,49 +214,6 @@ class BatchColumns(list[Any]):
         """Return the chunk of every step in the order of `step_slots`, int64 [num_env_steps]."""
         return np.arange(len(self.start), dtype=np.int64).repeat(self.length)
 
-    def validate(self) -> None:
-        """Check that every chunk is within the columns, and that all columns have the same number of slots.
-
-        Raises:
-            ValueError: A check failed; the text names the column or chunk, the expected and the actual bounds.
-        """
-        if self.groups is not None:
-            for group in self.groups:
-                group.validate()
-            return
-        num_slots = self.num_slots
-        for name in _BASE_COLUMNS:
-            if name not in self.columns:
-                raise ValueError(f"EpisodeBatch: expected a column {name!r}, got {list(self.columns)}.")
-        for name, column in self.columns.items():
-            for leaf in tree_leaves(column):
-                if np.ndim(leaf) == 0 or len(leaf) != num_slots:
-                    raise ValueError(
-                        f"EpisodeBatch, column {name!r}: expected {num_slots} slots, got shape "
-                        f"{np.shape(leaf)}."
-                    )
-        if len(self) == 0:
-            return
-        inside = (
-            (self.length >= 0)
-            & (self.length < num_slots)
-            & (self.lookback >= 0)
-            & (self.start < num_slots)
-            & (self.start >= self.lookback)
-            & (self.start < num_slots - self.length)
-        )
-        if not inside.all():
-            c = int(np.argmin(inside))
-            raise ValueError(
-                f"EpisodeBatch, chunk {c}: expected slots within 0…{num_slots - 1}, got start "
-                f"{self.start[c]}, length {self.length[c]}, lookback {self.lookback[c]}."
-            )
-        for leaf in tree_leaves(self.initial_state if self.initial_state is not None else ()):
-            if len(leaf) != len(self):
-                raise ValueError(
-                    f"EpisodeBatch.initial_state: expected {len(self)} rows, got shape {np.shape(leaf)}."
-                )
-
     # -- some of the chunks -----------------------------------------------------------------------------
 
     def _fields(self) -> dict[str, Any]:

@@ -492,7 +492,8 @@ class ColumnBlock:
             larger[:, : end - begin] = leaf[:, begin:end]
             return larger
 
-        part.columns = tree_map(cut, self.columns)
+        for name, column in self.columns.items():
+            part.columns[name] = tree_map(cut, column)
         return part
 
     def flat(self, begin: int = 0, end: int | None = None) -> dict[str, Any]:

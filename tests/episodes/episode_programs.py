@@ -294,7 +294,6 @@ class Program:
             other = SingleAgentEpisode()
             other.add_env_reset(self.episode.get_observations(0))
             batch = EpisodeBatch.from_episodes([other, self.episode, other])
-            batch.validate()
             self.episode = batch[1] if self.pick(0, 1) else list(batch)[1]
             self.frozen.append((batch.new_item(1), self.model.copy()))  # its columns are not changed
             assert self.episode.is_numpy

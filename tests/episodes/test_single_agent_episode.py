@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import pickle
-import time
 from typing import Any
 
 import gymnasium as gym
@@ -199,20 +198,6 @@ def test_rewards_may_be_numbers_of_any_kind_and_arrays_of_one_element() -> None:
     buffer = InfiniteLookbackBuffer([1.0, 2.0], 1)
     assert SingleAgentEpisode(observations=InfiniteLookbackBuffer([0, 1, 2], 1),
                               actions=InfiniteLookbackBuffer([0, 1], 1), rewards=buffer).rewards is buffer  # fmt: skip
-
-
-def test_adding_a_step_takes_a_few_microseconds() -> None:
-    observation, outputs = np.zeros(4, np.float32), {"logp": 0.5, "logits": np.zeros(2)}
-
-    def seconds_per_step() -> float:
-        episode = SingleAgentEpisode()
-        episode.add_env_reset(observation)
-        start = time.perf_counter()
-        for _ in range(1000):
-            episode.add_env_step(observation, 1, 1.0, None, extra_model_outputs=outputs)
-        return (time.perf_counter() - start) / 1000
-
-    assert min(seconds_per_step() for _ in range(20)) < 5e-6
 
 
 # -- items of any kind --------------------------------------------------------------------------------
