@@ -72,7 +72,6 @@ class SampleRequest:
         num_vector_steps: Exact number of vector steps (a lease).
         num_timesteps: Minimum number of env steps, or of agent steps (``config.count_steps_by``).
         num_episodes: Exact number of finished episodes.
-        max_env_steps: With num_vector_steps: stop once this number of env steps is reached.
         ends_at: With num_vector_steps: stop after the vector step that ends after this time.perf_counter().
     """
 
@@ -81,7 +80,6 @@ class SampleRequest:
     num_vector_steps: int | None = None
     num_timesteps: int | None = None
     num_episodes: int | None = None
-    max_env_steps: int | None = None
     ends_at: float | None = None
 
     @classmethod
@@ -131,15 +129,9 @@ class SampleRequest:
             return block if num_ends < self.num_episodes else 0
         if self.num_timesteps is not None:
             return max(-(-(self.num_timesteps - num_env_steps) // num_envs), 0)
-        if num_vector_steps and self.is_over(num_env_steps):
+        if num_vector_steps and self.ends_at is not None and time.perf_counter() >= self.ends_at:
             return 0
         return (self.num_vector_steps or 0) - num_vector_steps
-
-    def is_over(self, num_env_steps: int) -> bool:
-        """Return whether the request ends early: there are enough env steps, or the time is over."""
-        if self.max_env_steps is not None and num_env_steps >= self.max_env_steps:
-            return True
-        return self.ends_at is not None and time.perf_counter() >= self.ends_at
 
     def num_vector_steps_expected(self, num_envs: int) -> int:
         """Return the number of vector steps to allocate at first."""
@@ -321,7 +313,6 @@ class EnvRunner(TellsUncalled, Checkpointable):
         self,
         num_vector_steps: int,
         *,
-        max_env_steps: int | None = None,
         max_s: float | None = None,
         explore: bool | None = None,
     ) -> Any:
@@ -331,7 +322,6 @@ class EnvRunner(TellsUncalled, Checkpointable):
 
         Args:
             num_vector_steps: At least 1.
-            max_env_steps: Stop after the vector step that reaches this number of env steps.
             max_s: Stop after the vector step that reaches this number of seconds.
             explore: As for `sample`.
 
@@ -349,7 +339,6 @@ class EnvRunner(TellsUncalled, Checkpointable):
         request = SampleRequest(
             explore=self.config.explore if explore is None else explore,
             num_vector_steps=num_vector_steps,
-            max_env_steps=max_env_steps,
             ends_at=None if max_s is None else time.perf_counter() + max_s,
         )
         return self._run(request, force_reset=False)

@@ -204,7 +204,7 @@ class RowsSampler(Sampler):
         num_workers = max(runner.num_workers, 1)
         global_steps = runner.global_env_steps
         num_episodes = request.num_episodes
-        may_end_early = request.max_env_steps is not None or request.ends_at is not None
+        ends_at = request.ends_at
         first = self._num_steps
         clock, timers = time.perf_counter, runner.timers
         phase = self._num_steps_untimed - first
@@ -274,7 +274,7 @@ class RowsSampler(Sampler):
                 self._num_ends += num_resetting
                 if num_episodes is not None and self._num_ends >= num_episodes:
                     break
-            if may_end_early and request.is_over(num_env_steps):
+            if ends_at is not None and clock() >= ends_at:
                 break
         self._num_steps_untimed = (step + 1 + phase) & (_STEPS_PER_TIMED - 1)
         self._num_steps = step + 1

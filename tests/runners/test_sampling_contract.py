@@ -157,8 +157,6 @@ def test_a_lease_has_constant_shapes_and_says_what_it_holds() -> None:
         assert_same(batch, EpisodeBatch.from_wire(header, frames))
     finished = batch.meta["episode_metrics"]
     assert len(finished["returns"]) == len(finished["lengths"]) == len(finished["durations_s"])
-    short = runner.sample_lease(100, max_env_steps=9)
-    assert 9 <= short.num_env_steps <= 12
 
 
 @pytest.mark.parametrize("lengths", [[1] * 20, [3, 1, 2, 8, 9, 1, 20, 2]])
