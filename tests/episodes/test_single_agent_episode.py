@@ -269,6 +269,13 @@ def test_getters_name_the_episode_and_column_in_their_errors() -> None:
         episode.get_observations(0, one_hot_discrete=True)
 
 
+def test_views_index_like_getters() -> None:
+    episode = grown(4).cut(2)
+    assert (episode.observations[0], episode.observations[-2], list(episode.observations)) == (4, 3, [4])
+    assert (len(episode.actions), episode.actions[-1], episode.rewards[-2:]) == (0, 13, [2.5, 3.5])
+    assert (episode.infos[0], len(episode.extra_model_outputs["logp"])) == ({"t": 3}, 0)
+
+
 def test_setting_a_space_changes_one_hots_and_fillers() -> None:
     episode = grown(2)
     episode.observation_space = gym.spaces.Discrete(3)

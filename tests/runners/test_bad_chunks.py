@@ -48,12 +48,10 @@ class Spoils(gym.Env[Any, Any]):
         return observation, reward, False, self.t == config.get("length", 20), {}
 
 
-@pytest.fixture(params=["fused", "episodes"])
-def make_runner(request: Any) -> Any:
-    def make(num_envs: int = 1, env: Any = Spoils, **env_config: Any) -> Any:
-        runner = SingleAgentEnvRunner(config=make_config(env, num_envs=num_envs, env_config=env_config))
-        runner.use_rows = request.param == "fused"
-        return runner
+@pytest.fixture
+def make_runner(runner_of: Any) -> Any:
+    def make(num_envs: int = 1, **env_config: Any) -> Any:
+        return runner_of(make_config(Spoils, num_envs=num_envs, env_config=env_config))
 
     return make
 

@@ -41,13 +41,10 @@ class FailsAt(RandomEnv):
         return np.array([self.t], np.float32), 1.0, False, self.t == 20, {}
 
 
-@pytest.fixture(params=["fused", "episodes"])
-def make_runner(request: Any) -> Any:
+@pytest.fixture
+def make_runner(runner_of: Any) -> Any:
     def make(env_config: dict[str, Any], *, num_envs: int = 2, env: Any = FailsAt, **faults: Any) -> Any:
-        config = make_config(env, num_envs=num_envs, env_config=env_config).fault_tolerance(**faults)
-        runner = SingleAgentEnvRunner(config=config)
-        runner.use_rows = request.param == "fused"
-        return runner
+        return runner_of(make_config(env, num_envs=num_envs, env_config=env_config).fault_tolerance(**faults))
 
     return make
 

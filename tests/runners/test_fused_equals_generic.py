@@ -21,6 +21,7 @@ from rlzmq.connectors.env_to_module import (
 )
 from rlzmq.envs.examples import RandomEnv, StatelessCartPole
 from rlzmq.episodes.columns import Columns
+from rlzmq.modules.distributions import TorchCategorical
 from rlzmq.modules.rl_module import TorchRLModule
 from rlzmq.modules.spec import RLModuleSpec
 from rlzmq.runners.episode_sampler import EpisodeSampler
@@ -342,3 +343,29 @@ def test_a_state_may_be_a_single_tensor(kind: str) -> None:
     for episode in (episode for sample in samples for episode in sample):
         states = episode.get_extra_model_outputs(Columns.STATE_OUT)
         assert states[:, 0].tolist() == [*range(episode.t_started + 1, episode.t + 1)]
+
+
+class Chooses(TorchRLModule):
+    """Always takes the second action, and says how it would have drawn."""
+
+    def setup(self) -> None:
+        self.net = torch.nn.Linear(self.observation_space.shape[0], self.action_space.n)
+
+    def _forward(self, batch: dict[str, Any], **kwargs: Any) -> dict[str, Any]:
+        logits = self.net(batch[Columns.OBS])
+        return {
+            Columns.ACTIONS: torch.ones(len(logits), dtype=torch.int64),
+            Columns.ACTION_DIST_INPUTS: logits,
+        }
+
+
+@pytest.mark.parametrize("kind", ["fused", "all pieces"])
+def test_given_actions_get_their_logp_while_exploring(kind: str) -> None:
+    config = make_config().rl_module(rl_module_spec=RLModuleSpec(module_class=Chooses))
+    samples, _ = run(config, kind, [{"num_timesteps": 20}])
+    for episode in samples[0]:
+        np.testing.assert_array_equal(episode.get_actions(), np.ones(len(episode)))
+        logits = torch.as_tensor(episode.get_extra_model_outputs(Columns.ACTION_DIST_INPUTS))
+        expected = TorchCategorical.from_logits(logits).logp(torch.ones(len(episode), dtype=torch.int64))
+        logp = episode.get_extra_model_outputs(Columns.ACTION_LOGP)
+        np.testing.assert_allclose(logp, expected.numpy(), rtol=1e-6)

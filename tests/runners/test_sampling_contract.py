@@ -36,27 +36,12 @@ class FixedLength(RandomEnv):
         return observation, 1.0, False, self.step_count == self.length, {}
 
 
-@pytest.fixture(params=["fused", "episodes"])
-def make_runner(request: Any) -> Any:
-    made = []
-
-    def make(config: Any) -> SingleAgentEnvRunner:
-        runner = SingleAgentEnvRunner(config=config)
-        runner.use_rows = request.param == "fused"
-        made.append(runner)
-        return runner
-
-    yield make
-    for runner in made:
-        runner.stop()
-
-
 def lengths_config(*lengths: int, **settings: Any) -> Any:
     return make_config(FixedLength, num_envs=len(lengths), env_config={"lengths": list(lengths)}, **settings)
 
 
-def test_autoreset_steps_do_not_count_and_nothing_is_missing(make_runner: Any) -> None:
-    runner = make_runner(lengths_config(3, 100))
+def test_autoreset_steps_do_not_count_and_nothing_is_missing(runner_of: Any) -> None:
+    runner = runner_of(lengths_config(3, 100))
     first = runner.sample(num_timesteps=25)
     second = runner.sample(num_timesteps=25)
     # 2 envs; env 0 loses every 4th vector step to its reset: 25 needs 15 vector steps, 30 - 3 resets = 27…
@@ -71,23 +56,23 @@ def test_autoreset_steps_do_not_count_and_nothing_is_missing(make_runner: Any) -
     assert joined[1].rewards.lookback == 1
 
 
-def test_rllibs_counts_of_the_first_and_the_next_call(make_runner: Any) -> None:
-    runner = make_runner(lengths_config(50, 50))
+def test_rllibs_counts_of_the_first_and_the_next_call(runner_of: Any) -> None:
+    runner = runner_of(lengths_config(50, 50))
     assert runner.sample(num_timesteps=25).num_env_steps == 26
     assert runner.sample(num_timesteps=25).num_env_steps == 26
     assert len(runner.sample(num_timesteps=1)) == 2
 
 
-def test_order_is_finished_episodes_by_end_then_chunks_by_env(make_runner: Any) -> None:
-    runner = make_runner(lengths_config(5, 2, 100, 2))
+def test_order_is_finished_episodes_by_end_then_chunks_by_env(runner_of: Any) -> None:
+    runner = runner_of(lengths_config(5, 2, 100, 2))
     batch = runner.sample_lease(6)
     order = [(int(e.get_observations(0)[0]), e.is_done) for e in batch]
     assert order == [(1, True), (3, True), (0, True), (1, True), (3, True), (2, False)]
     assert [int(e.get_observations(0)[0]) for e in batch] == batch.env_index.tolist()
 
 
-def test_num_episodes_gives_exactly_n_whole_ones_and_resets_before_and_after(make_runner: Any) -> None:
-    runner = make_runner(lengths_config(4, 4, 9))
+def test_num_episodes_gives_exactly_n_whole_ones_and_resets_before_and_after(runner_of: Any) -> None:
+    runner = runner_of(lengths_config(4, 4, 9))
     runner.sample(num_timesteps=5)
     batch = runner.sample(num_episodes=3)
     assert [(len(e), e.t_started, e.is_done) for e in batch] == [(4, 0, True)] * 3
@@ -96,8 +81,8 @@ def test_num_episodes_gives_exactly_n_whole_ones_and_resets_before_and_after(mak
     assert len(runner.sample(num_episodes=7)) == 7
 
 
-def test_zero_is_an_empty_list_and_wrong_counts_are_assertion_errors(make_runner: Any) -> None:
-    runner = make_runner(make_config())
+def test_zero_is_an_empty_list_and_wrong_counts_are_assertion_errors(runner_of: Any) -> None:
+    runner = runner_of(make_config())
     assert runner.sample(num_timesteps=0) == []
     assert runner.sample(num_episodes=0) == []
     with pytest.raises(AssertionError, match="not both"):
@@ -108,15 +93,15 @@ def test_zero_is_an_empty_list_and_wrong_counts_are_assertion_errors(make_runner
         runner.sample_lease(0)
 
 
-def test_without_counts_the_batch_mode_decides(make_runner: Any) -> None:
-    runner = make_runner(lengths_config(100, 100, rollout_fragment_length=6))
+def test_without_counts_the_batch_mode_decides(runner_of: Any) -> None:
+    runner = runner_of(lengths_config(100, 100, rollout_fragment_length=6))
     assert runner.sample().num_env_steps == 12
-    runner = make_runner(lengths_config(3, 4, 5, batch_mode="complete_episodes"))
+    runner = runner_of(lengths_config(3, 4, 5, batch_mode="complete_episodes"))
     assert [len(e) for e in runner.sample()] == [3, 4, 5]
 
 
-def test_force_reset_begins_new_episodes(make_runner: Any) -> None:
-    runner = make_runner(lengths_config(100, 100))
+def test_force_reset_begins_new_episodes(runner_of: Any) -> None:
+    runner = runner_of(lengths_config(100, 100))
     first = runner.sample(num_timesteps=4)
     second = runner.sample(num_timesteps=4, force_reset=True)
     assert {e.id_ for e in first}.isdisjoint(e.id_ for e in second)
@@ -124,11 +109,11 @@ def test_force_reset_begins_new_episodes(make_runner: Any) -> None:
 
 
 @pytest.mark.parametrize("lstm", [False, True])
-def test_any_split_into_leases_gives_the_same_trajectories(make_runner: Any, lstm: bool) -> None:
+def test_any_split_into_leases_gives_the_same_trajectories(runner_of: Any, lstm: bool) -> None:
     config = random_env_config(model={"use_lstm": True} if lstm else {}, num_env_runners=2)
     whole: dict[str, list[Any]] = {}
     for split in ([24], [1] * 24, [5, 7, 2, 10], [23, 1]):
-        runner = make_runner(config)
+        runner = runner_of(config)
         steps: dict[Any, Any] = {}
         for num in split:
             for episode, env in zip(batch := runner.sample_lease(num), batch.env_index.tolist(), strict=True):
@@ -160,20 +145,20 @@ def test_a_lease_has_constant_shapes_and_says_what_it_holds() -> None:
 
 
 @pytest.mark.parametrize("lengths", [[1] * 20, [3, 1, 2, 8, 9, 1, 20, 2]])
-def test_what_is_written_into_a_fragment_is_not_in_the_next(make_runner: Any, lengths: list[int]) -> None:
+def test_what_is_written_into_a_fragment_is_not_in_the_next(runner_of: Any, lengths: list[int]) -> None:
     fragments = []
-    runner = make_runner(lengths_config(4, 50))
+    runner = runner_of(lengths_config(4, 50))
     for num_vector_steps in lengths:
         batch = runner.sample_lease(num_vector_steps)
         fragments.append(facts(batch))
         for column in batch.columns.values():
             column[...] = 77
-    untouched = make_runner(lengths_config(4, 50))
+    untouched = runner_of(lengths_config(4, 50))
     assert fragments == [facts(untouched.sample_lease(num)) for num in lengths]
 
 
-def test_a_lease_out_of_time_ends_with_the_step_at_hand_and_the_next_goes_on_there(make_runner: Any) -> None:
-    whole, cut = make_runner(lengths_config(50, 50)), make_runner(lengths_config(50, 50))
+def test_a_lease_out_of_time_ends_with_the_step_at_hand_and_the_next_goes_on_there(runner_of: Any) -> None:
+    whole, cut = runner_of(lengths_config(50, 50)), runner_of(lengths_config(50, 50))
     expected = [episode.get_observations().tolist() for episode in whole.sample_lease(12)]
     first = cut.sample_lease(4, max_s=0.0)
     assert (first.meta["num_vector_steps"], first.num_env_steps) == (1, 2)
@@ -183,8 +168,8 @@ def test_a_lease_out_of_time_ends_with_the_step_at_hand_and_the_next_goes_on_the
         assert begin.get_observations().tolist() + end.get_observations().tolist()[1:] == steps
 
 
-def test_metrics_are_rllibs_and_count_whole_episodes(make_runner: Any) -> None:
-    runner = make_runner(lengths_config(7, 3))
+def test_metrics_are_rllibs_and_count_whole_episodes(runner_of: Any) -> None:
+    runner = runner_of(lengths_config(7, 3))
     for _ in range(5):
         runner.sample_lease(5)
     metrics = runner.get_metrics()
@@ -201,7 +186,7 @@ def test_metrics_are_rllibs_and_count_whole_episodes(make_runner: Any) -> None:
     assert again["episode_len_max"] == 7  # the window stays
 
 
-def test_the_episode_keeps_the_modules_action_and_the_env_gets_its_own(make_runner: Any) -> None:
+def test_the_episode_keeps_the_modules_action_and_the_env_gets_its_own(runner_of: Any) -> None:
     seen = []
 
     class Recording(RandomEnv):
@@ -215,14 +200,14 @@ def test_the_episode_keeps_the_modules_action_and_the_env_gets_its_own(make_runn
         num_envs=1,
         env_config={"action_space": spaces.Box(low, high), "p_terminated": 0.0, "max_episode_steps": 99},
     )
-    batch = make_runner(config).sample_lease(20)
+    batch = runner_of(config).sample_lease(20)
     actions = batch[0].get_actions()
     expected = np.clip(low + (actions + 1) * (high - low) / 2, low, high)
     np.testing.assert_allclose(np.stack(seen), expected, rtol=1e-6)
     assert np.abs(actions).max() > 1  # really the unclipped ones
 
 
-def test_seeds_decide_the_trajectories(make_runner: Any) -> None:
+def test_seeds_decide_the_trajectories(runner_of: Any) -> None:
     def sample(seed: int | None, worker_index: int = 0, incarnation: int = 0) -> Any:
         config = make_config(seed=seed)
         with SingleAgentEnvRunner(
@@ -236,10 +221,10 @@ def test_seeds_decide_the_trajectories(make_runner: Any) -> None:
     assert others[-1] != others[-2]
 
 
-def test_sampling_leaves_the_global_random_streams_alone(make_runner: Any) -> None:
+def test_sampling_leaves_the_global_random_streams_alone(runner_of: Any) -> None:
     import random
 
-    runner = make_runner(make_config())
+    runner = runner_of(make_config())
     before = torch.get_rng_state(), np.random.get_state()[1].tolist(), random.getstate()  # type: ignore[index]
     runner.sample(num_timesteps=20)
     runner.sample(num_timesteps=20, random_actions=True)
@@ -248,8 +233,8 @@ def test_sampling_leaves_the_global_random_streams_alone(make_runner: Any) -> No
     assert before[1:] == after[1:]
 
 
-def test_weights_seq_no_is_stored_with_each_step(make_runner: Any) -> None:
-    runner = make_runner(lengths_config(100, 100))
+def test_weights_seq_no_is_stored_with_each_step(runner_of: Any) -> None:
+    runner = runner_of(lengths_config(100, 100))
     layout = runner.get_weights_layout()
     runner.sample_lease(2)
     assert runner.set_weights(layout.snapshot(runner.multi_rl_module), version=5)
@@ -274,8 +259,8 @@ class Late(TorchRLModule):
         return {"action_dist_inputs": logits, **({"late": logits} if self.num_calls > 3 else {})}
 
 
-def test_late_and_missing_outputs_are_refused_at_the_step(make_runner: Any) -> None:
-    runner = make_runner(make_config().rl_module(rl_module_spec=RLModuleSpec(module_class=Late)))
+def test_late_and_missing_outputs_are_refused_at_the_step(runner_of: Any) -> None:
+    runner = runner_of(make_config().rl_module(rl_module_spec=RLModuleSpec(module_class=Late)))
     runner.module.num_calls = 0
     with pytest.raises(ValueError, match="'late'"):
         runner.sample_lease(10)
@@ -284,8 +269,8 @@ def test_late_and_missing_outputs_are_refused_at_the_step(make_runner: Any) -> N
         runner.sample_lease(1)
 
 
-def test_a_stopped_runner_says_so_and_stops_once(make_runner: Any) -> None:
-    runner = make_runner(make_config())
+def test_a_stopped_runner_says_so_and_stops_once(runner_of: Any) -> None:
+    runner = runner_of(make_config())
     runner.assert_healthy()
     runner.stop()
     runner.stop()
@@ -294,7 +279,7 @@ def test_a_stopped_runner_says_so_and_stops_once(make_runner: Any) -> None:
             call()
 
 
-def test_samples_are_a_list_that_on_sample_end_may_change(make_runner: Any) -> None:
+def test_samples_are_a_list_that_on_sample_end_may_change(runner_of: Any) -> None:
     seen: list[Any] = []
 
     def keep_the_longest_twice(*, samples: Any, **kwargs: Any) -> None:
@@ -304,7 +289,7 @@ def test_samples_are_a_list_that_on_sample_end_may_change(make_runner: Any) -> N
         del samples[:-1]
         samples += samples
 
-    runner = make_runner(lengths_config(3, 5).callbacks(on_sample_end=keep_the_longest_twice))
+    runner = runner_of(lengths_config(3, 5).callbacks(on_sample_end=keep_the_longest_twice))
     samples = runner.sample(num_timesteps=20)
     assert isinstance(samples, EpisodeBatch)
     assert len(samples) == 2
@@ -316,12 +301,12 @@ def test_samples_are_a_list_that_on_sample_end_may_change(make_runner: Any) -> N
 
 
 def test_what_on_sample_end_adds_to_a_lease_is_left_out(
-    make_runner: Any, caplog: pytest.LogCaptureFixture
+    runner_of: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     def twice(*, samples: Any, **kwargs: Any) -> None:
         samples += samples
 
-    runner = make_runner(lengths_config(3, 5).callbacks(on_sample_end=twice))
+    runner = runner_of(lengths_config(3, 5).callbacks(on_sample_end=twice))
     limit = 10 * runner.num_envs
     assert runner.sample_lease(10).num_env_steps > limit
     assert "of a lease" not in caplog.text
