@@ -375,9 +375,15 @@ class BatchColumns(list[Any]):
     def concatenated(cls, batches: list[Self]) -> Self:
         """Return all chunks of at least one batch; see `EpisodeBatch.concat`."""
         first = batches[0]
-        if len({batch.groups is None for batch in batches}) > 1:
-            raise ValueError("expected batches of one agent or batches of several agents, got both.")
-        is_shared = {id(batch.columns) for batch in batches} == {id(first.columns)}
+        columns, names, is_shared = first.columns, first.columns.keys(), True
+        for i, batch in enumerate(batches):
+            if (batch.groups is None) != (first.groups is None):
+                raise ValueError("expected batches of one agent or batches of several agents, got both.")
+            if batch.columns.keys() != names:
+                raise ValueError(
+                    f"batch {i}: expected the columns {sorted(names)}, got {sorted(batch.columns)}."
+                )
+            is_shared = is_shared and batch.columns is columns
         fields: dict[str, Any] = {"infos": {}, "custom_data": {}, "leftovers": {}}
         for name in (*_ARRAYS, *ID_LISTS, "initial_state", "observation_space", "action_space"):
             values = [getattr(batch, name) for batch in batches]
@@ -398,17 +404,12 @@ class BatchColumns(list[Any]):
                 ("custom_data", num_chunks),
                 ("leftovers", num_chunks),
             ):
-                fields[name].update((place + offset, of) for place, of in getattr(batch, name).items())
+                for place, of in getattr(batch, name).items():
+                    fields[name][place + offset] = of
             for group in batch.groups or ():
                 groups.append(cls(**{**group._fields(), "episode": group.links[0] + num_chunks}))
             num_chunks += len(batch)
             num_slots += 0 if is_shared else batch.num_slots
-        columns, names = first.columns, first.columns.keys()
-        for i, batch in enumerate(batches):
-            if batch.columns.keys() != names:
-                raise ValueError(
-                    f"batch {i}: expected the columns {sorted(names)}, got {sorted(batch.columns)}."
-                )
         if first.env_ts is not None:
             parts = [batch.links[2] for batch in batches]
             fields["env_ts"] = first.env_ts if is_shared else concatenated(parts)

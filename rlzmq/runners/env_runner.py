@@ -297,7 +297,6 @@ class EnvRunner(TellsUncalled, Checkpointable):
             EnvError: An environment raised an error and could not, or may not, be recreated.
             ClosedError: The runner was stopped.
         """
-        self._assert_running()
         request = SampleRequest.of_sample(
             self.config,
             self.num_envs,
@@ -331,7 +330,6 @@ class EnvRunner(TellsUncalled, Checkpointable):
             weights_generation and episode_metrics (lists of returns, lengths and durations_s of the
             episodes that finished).
         """
-        self._assert_running()
         if num_vector_steps < 1:
             raise ValueError(f"sample_lease: expected num_vector_steps >= 1, got {num_vector_steps}.")
         if self._samples_itself:
@@ -344,6 +342,8 @@ class EnvRunner(TellsUncalled, Checkpointable):
         return self._run(request, force_reset=False)
 
     def _run(self, request: SampleRequest, force_reset: bool) -> Any:
+        if self._is_stopped:
+            raise ClosedError(f"Env runner {self.worker_index} was stopped: create a new one to sample.")
         start_s = time.perf_counter()
         sampler = self._choose_sampler()
         if force_reset or not sampler.has_episodes:
@@ -1015,7 +1015,8 @@ class EnvRunner(TellsUncalled, Checkpointable):
 
     def assert_healthy(self) -> None:
         """Raise an error if the runner has no module, or was stopped."""
-        self._assert_running()
+        if self._is_stopped:
+            raise ClosedError(f"Env runner {self.worker_index} was stopped.")
         if self.module is None:
             raise RuntimeError(f"Env runner {self.worker_index} has no module.")
 
@@ -1040,10 +1041,6 @@ class EnvRunner(TellsUncalled, Checkpointable):
         if hasattr(self.env, "close"):
             close_env(self.env, self.worker_index)
         self.env = None
-
-    def _assert_running(self) -> None:
-        if self._is_stopped:
-            raise ClosedError(f"Env runner {self.worker_index} was stopped: create a new one to sample.")
 
     def __enter__(self) -> EnvRunner:
         return self

@@ -248,7 +248,14 @@ class EpisodeMetrics:
                 lifetime[id_] += count
         finished = meta.get("episode_metrics") or {}
         if any(finished.values()):
-            self._add_finished(finished)
+            for name in _WINDOWS:
+                getattr(self, name).extend(finished.get(name, ()))
+            self.num_episodes += len(finished.get("returns", ()))
+            self.num_episodes_lifetime += len(finished.get("returns", ()))
+        for name in _WINDOWS_BY_ID.keys() & finished.keys():
+            for id_, returns in finished[name].items():
+                self._num_new_returns[name, id_] += len(returns)
+                getattr(self, name).setdefault(id_, self._window()).extend(returns)
         timers = meta.get("timers") or {}
         self.timers.merge(timers)
         if "sample" in timers and type(meta.get("worker_index")) is int:  # it is shown on terminals
@@ -256,16 +263,6 @@ class EpisodeMetrics:
             sums[0] += num_env_steps
             sums[1] += timers["sample"][1]
             sums[2] += timers.get("time_between_sampling", (0, 0.0))[1]
-
-    def _add_finished(self, finished: Mapping[str, Any]) -> None:
-        for name in _WINDOWS:
-            getattr(self, name).extend(finished.get(name, ()))
-        self.num_episodes += len(finished.get("returns", ()))
-        self.num_episodes_lifetime += len(finished.get("returns", ()))
-        for name in _WINDOWS_BY_ID:
-            for id_, returns in finished.get(name, {}).items():
-                self._num_new_returns[name, id_] += len(returns)
-                getattr(self, name).setdefault(id_, self._window()).extend(returns)
 
     def _window(self, values: Iterable[Any] = ()) -> deque[Any]:
         return deque(values, maxlen=self._num_smoothed)
@@ -332,29 +329,27 @@ class EpisodeMetrics:
             if windows:
                 result[name] = {id_: sum(values) / len(values) for id_, values in windows.items() if values}
         result.update(self.timers.reduce())
-        result.update(self._reduce_speeds())
+        if len(self._speeds) > 1:
+            result["runner_speed"] = self._runner_speed()
+        self._speeds = {}
         self.num_episodes = self.num_env_steps = 0
         self._num_new_returns.clear()
         self.agent_steps, self.module_steps = Counter(), Counter()
         return result
 
-    def _reduce_speeds(self) -> dict[str, Any]:
-        """Return how fast the runners sample, if there are several, and reset the sums."""
-        sums, self._speeds = self._speeds, {}
-        if len(sums) < 2:
-            return {}
+    def _runner_speed(self) -> dict[str, Any]:
+        """Return how fast several runners sample."""
+        sums = self._speeds
         speeds = {runner: steps / max(sample_s, 1e-9) for runner, (steps, sample_s, _) in sums.items()}
         ascending = sorted(speeds.values())
         busy = [sample_s / max(sample_s + between_s, 1e-9) for _, sample_s, between_s in sums.values()]
         return {
-            "runner_speed": {
-                "min": ascending[0],
-                "median": ascending[len(ascending) // 2],  # with two runners, that of the faster one
-                "mean": sum(ascending) / len(ascending),
-                "slowest": min(speeds, key=speeds.__getitem__),
-                "busy_mean": sum(busy) / len(busy),
-                "busy_max": max(busy),
-            }
+            "min": ascending[0],
+            "median": ascending[len(ascending) // 2],  # with two runners, that of the faster one
+            "mean": sum(ascending) / len(ascending),
+            "slowest": min(speeds, key=speeds.__getitem__),
+            "busy_mean": sum(busy) / len(busy),
+            "busy_max": max(busy),
         }
 
 
