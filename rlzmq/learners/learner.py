@@ -27,11 +27,13 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from itertools import chain, islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Self
+from typing import Any, ClassVar, NamedTuple
 
+import gymnasium as gym
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.optim import Optimizer
 
 from rlzmq.config.base_config import BaseConfig
 from rlzmq.connectors.learner.advantages import FORWARD_OUTPUTS
@@ -48,16 +50,12 @@ from rlzmq.learners.ranks import Ranks, learner_device, seeded
 from rlzmq.learners.snapshot import Snapshot
 from rlzmq.learners.sources import BatchSource, FreshBatch, num_env_steps_of
 from rlzmq.learners.train_batch import MinibatchIterator, TrainBatch, TrainBatchBuilder
-from rlzmq.learners.update_report import BACKWARD, FORWARD, Scalar, UpdateReport, mean_of
+from rlzmq.learners.update_report import Scalar, UpdateReport
 from rlzmq.modules.multi_rl_module import MultiRLModule
 from rlzmq.modules.output_check import check_interfaces, check_training_outputs, no_loss
 from rlzmq.modules.rl_module import SelfSupervisedLossAPI, ValueFunctionAPI
 from rlzmq.modules.saving import read_module_states
 from rlzmq.modules.weights import is_trainable
-
-if TYPE_CHECKING:
-    import gymnasium as gym
-    from torch.optim import Optimizer
 
 __all__ = ["NUM_ENV_STEPS_LIFETIME", "Learner", "TorchLearner"]
 
@@ -142,7 +140,7 @@ class Learner(TellsUncalled, Checkpointable):
         self.module: Any = None
         self.device: torch.device = learner_device(config, rank)
         self.metrics: MetricsLogger = MetricsLogger(
-            stats_cls_lookup=getattr(config, "custom_stats_cls_lookup", None)
+            stats_cls_lookup=self._setting("custom_stats_cls_lookup", None)
         )
         self.weights_seq_no: int = 0
         self.trained_module_ids: list[str] = []
@@ -162,9 +160,12 @@ class Learner(TellsUncalled, Checkpointable):
         self.report: UpdateReport = UpdateReport()
         self.snapshot: Snapshot = Snapshot(self)
         self._compiler: LearnerCompiler | None = None
-        self._mixed_precision: MixedPrecision | None = None
-        # Of the current update:
-        self._num_batches = 1
+        self._precision: MixedPrecision | None = None
+        self._options = _Options(
+            self._setting("num_epochs", 1),
+            self._setting("minibatch_size", None),
+            self._setting("shuffle_batch_per_epoch", False),
+        )
         self._loss_weights: Mapping[str, float] = {}
 
     @property
@@ -228,12 +229,11 @@ class Learner(TellsUncalled, Checkpointable):
             raise ValueError(
                 f"Learner.update: expected exactly one of {', '.join(given)}, got {', '.join(names) or 'none'}."
             )
+        configured = self._options
         options = _Options(
-            num_epochs or self._setting("num_epochs", 1),
-            minibatch_size or self._setting("minibatch_size", None),
-            self._setting("shuffle_batch_per_epoch", False)
-            if shuffle_batch_per_epoch is None
-            else shuffle_batch_per_epoch,
+            num_epochs or configured.num_epochs,
+            minibatch_size or configured.minibatch_size,
+            configured.shuffle if shuffle_batch_per_epoch is None else shuffle_batch_per_epoch,
             num_total_minibatches or None,
         )
         if episodes is not None:
@@ -244,15 +244,12 @@ class Learner(TellsUncalled, Checkpointable):
         else:
             train_batches = iter([self._builder.of_batches(batches if batch is None else [batch])])
         report = self.report
-        timesteps = {
-            NUM_ENV_STEPS_LIFETIME: report.num_env_steps_of_all_ranks_lifetime,
-            **(timesteps or {}),
-        }
+        timesteps = {NUM_ENV_STEPS_LIFETIME: report.num_env_steps_of_all_ranks_lifetime, **(timesteps or {})}
         report.begin(self.ranks.waited_s)
         with ShortTraceback(), self._running(), self.snapshot.undone_on_error():
-            self._divide_source()
+            if self.source.divides_by_module:
+                self._divide_source()
             self.before_gradient_based_update(timesteps=timesteps)
-            self._num_batches = 1
             for train_batch in report.timed(train_batches):
                 for minibatch in self._minibatches_of(train_batch, options):
                     self._train_minibatch(minibatch)
@@ -265,8 +262,7 @@ class Learner(TellsUncalled, Checkpointable):
             if not report.was_trained:
                 self.snapshot.undo_steps()
             self.after_gradient_based_update(timesteps=timesteps)
-            num_skipped = sum(report.num_skipped.values())
-            self.ranks.commit_update(report.num_gradient_updates_lifetime, num_skipped)
+            self.ranks.commit_update(report.num_gradient_updates_lifetime, report.num_skipped.total())
         report.end(self.ranks.waited_s, self.weights_seq_no)
         return self.results() if with_results else {}
 
@@ -280,9 +276,7 @@ class Learner(TellsUncalled, Checkpointable):
         gradients = self.compute_gradients(losses)
         gradients = self.postprocess_gradients(gradients)
         self.apply_gradients(gradients)
-        report.num_gradient_updates_lifetime += 1
-        report.add_time(FORWARD, "forward", start, middle)
-        report.add_time(BACKWARD, "backward", middle, time.perf_counter(), ranks.waited_s - waited_s)
+        report.add_minibatch(start, middle, time.perf_counter(), ranks.waited_s - waited_s)
 
     def _losses_of(self, minibatch: dict[str, dict[str, Any]]) -> dict[str, torch.Tensor]:
         return self.compute_losses(fwd_out=self.forward_train(minibatch), batch=minibatch)
@@ -297,7 +291,7 @@ class Learner(TellsUncalled, Checkpointable):
             raise ValueError(
                 "Learner.update(data_iterators=…) with several ranks needs num_total_minibatches."
             )
-        self._num_batches = 2  # or any other number: it is not known
+        self.snapshot.complete()
         for batch in islice(chain.from_iterable(data_iterators), num_minibatches):
             yield self._builder.of_batches([batch])
         self.num_minibatches_per_epoch = max(1, self.report.num_minibatches)
@@ -313,7 +307,8 @@ class Learner(TellsUncalled, Checkpointable):
         num_batches = source.plan_batches(num_fresh, self.ranks.num)
         if source.keeps_data:
             num_batches = min(self.ranks.gather(num_batches))
-        self._num_batches = num_batches
+        if num_batches > 1:
+            self.snapshot.complete()
         rng = np.random.default_rng(derive_seed(self.seed, "source", self.rank, self.weights_seq_no))
         # The estimator's forward pass can serve the loss, too, if nothing happens in between.
         is_one_pass = options == _Options(shuffle=options.shuffle) and self._compiler is None
@@ -353,17 +348,18 @@ class Learner(TellsUncalled, Checkpointable):
             timesteps=train_batch.num_module_steps,
             device=self.device,
         )
-        rows = dict.fromkeys(self.module.keys(), 0) | train_batch.num_module_steps
-        agreed = self.ranks.agree_on_update(rows, minibatches.num_of_modules, train_batch.num_env_steps)
-        self._loss_weights, minibatches.num_of_modules = agreed.loss_weights, agreed.num_minibatches
-        num_minibatches = len(minibatches)
+        agreed = self.ranks.agree_on_update(
+            train_batch.num_module_steps, minibatches.num_of_modules, train_batch.num_env_steps
+        )
+        self._loss_weights = agreed.loss_weights
+        num_minibatches = max(agreed.num_minibatches.values(), default=0)
         # A single step of one learner is the last thing that happens in an update.
-        if self._num_batches * num_minibatches > 1 or self.ranks.group is not None:
+        if num_minibatches > 1 or self.ranks.group is not None:
             self.snapshot.complete()
         self.num_minibatches_per_epoch = max(1, -(-num_minibatches // options.num_epochs))
         first_reported = num_minibatches - self.num_minibatches_per_epoch
         num_trained = 0
-        for due, minibatch in minibatches:
+        for due, minibatch in minibatches.take(agreed.num_minibatches):
             self.is_last_epoch = num_trained >= first_reported
             self.trained_module_ids = due
             for module_id in due:
@@ -371,11 +367,12 @@ class Learner(TellsUncalled, Checkpointable):
             yield minibatch
             num_trained += 1
             if num_trained % self.num_minibatches_per_epoch == 0:
-                self.trained_module_ids = agreed.module_ids
+                self.trained_module_ids = list(agreed.num_rows)
                 if num_trained < num_minibatches and self.ends_update():
                     break
-        self.trained_module_ids = agreed.module_ids
-        report.minibatch_rows = {m: rows.minibatch_rows for m, rows in minibatches.modules.items()}
+        self.trained_module_ids = list(agreed.num_rows)
+        for module_id, rows in minibatches.modules.items():
+            report.minibatch_rows[module_id] = rows.minibatch_rows
         report.add_batch(train_batch, agreed, num_trained)
 
     # -- hooks, in the order in which an update calls them -------------------------------------------
@@ -419,9 +416,9 @@ class Learner(TellsUncalled, Checkpointable):
                 "batch": batch[module_id],
                 "fwd_out": outputs,
             }
-            own: Any = self
+            owner: Any = self
             if isinstance(module, SelfSupervisedLossAPI):
-                own = module
+                owner = module
                 loss: Any = module.compute_self_supervised_loss(learner=self, **arguments)
                 if isinstance(loss, Mapping):
                     self.log_stats(module_id, loss)
@@ -429,7 +426,7 @@ class Learner(TellsUncalled, Checkpointable):
             else:
                 loss = self.compute_loss_for_module(**arguments)
             if not (isinstance(loss, Tensor) and loss.numel() == 1):
-                raise no_loss(loss, own, module_id)
+                raise no_loss(loss, owner, module_id)
             losses[module_id] = loss.reshape(()) if loss.dim() else loss
         return losses
 
@@ -522,19 +519,16 @@ class Learner(TellsUncalled, Checkpointable):
             own.postprocess_gradients is base.postprocess_gradients
             and own.postprocess_gradients_for_module is base.postprocess_gradients_for_module
         )
-        for module_id in self.optimizers.step(
-            gradients_dict,
-            self.trained_module_ids,
-            report.num_gradient_updates_lifetime,
-            are_clipped=are_clipped,
-        ):
-            report.num_skipped[module_id] += 1
+        num_before = report.num_gradient_updates_lifetime
+        trained = self.trained_module_ids
+        skipped = self.optimizers.step(gradients_dict, trained, num_before, are_clipped=are_clipped)
+        report.num_skipped.update(skipped)
 
     def steps_optimizer(self, module_id: str, optimizer_name: str) -> bool:
         """Return whether the current minibatch's step includes an optimizer, see ``every`` of `register_optimizer`."""
         num_before = self.report.num_gradient_updates_lifetime
         entries = self.optimizers.of_module(module_id)
-        return all(entry.is_due(num_before) for entry in entries if entry.name == optimizer_name)
+        return all(num_before % entry.every == 0 for entry in entries if entry.name == optimizer_name)
 
     def ends_update(self) -> bool:
         """Return whether the update ends with the epoch that has just been trained, on all ranks alike."""
@@ -562,11 +556,7 @@ class Learner(TellsUncalled, Checkpointable):
 
     def mean_stats(self, name: str) -> dict[str, float]:
         """Return module id → mean of one logged scalar over the last epoch, if it was logged in this update."""
-        means, num = {}, self.num_minibatches_per_epoch
-        for module_id, by_name in self.report.logged().items():
-            if name in by_name:
-                means[module_id] = mean_of(by_name[name][-num:])
-        return means
+        return self.report.mean(name, self.num_minibatches_per_epoch)
 
     def mean_stats_over_ranks(self, name: str) -> dict[str, float]:
         """Return module id → mean of one logged scalar over the last epoch and all ranks. A collective.
@@ -606,21 +596,25 @@ class Learner(TellsUncalled, Checkpointable):
             spec = self._module_spec.as_multi_rl_module_spec()
             self.module = spec.build(seed=getattr(self.config, "seed", None))
         self.module.to(self.device)
+        self._module = self.module  # losses written for RLlib use this name
         if self._setting("torch_compile_learner", False):
             self._compiler = LearnerCompiler(self.config, self.device)
         if (amp_dtype := self._setting("torch_amp_dtype", None)) is not None:
-            self._mixed_precision = MixedPrecision(amp_dtype, self.device)
-        observation_space, action_space = self._connector_spaces()
-        self._learner_connector = self.make_learner_connector(observation_space, action_space)
+            self._precision = MixedPrecision(amp_dtype, self.device)
+        if len(self.module) == 1 and DEFAULT_MODULE_ID in self.module:
+            only = self.module[DEFAULT_MODULE_ID]
+            spaces = only.observation_space, only.action_space
+        else:
+            spaces = self.config.observation_space, self.config.action_space
+        self._learner_connector = self.make_learner_connector(*spaces)
         for module_id in self.module:
             self._prepare_module(module_id)
         self.configure_optimizers()
         # Hooks called by hand before the first update apply to all modules.
         self.trained_module_ids = list(self._configs)
         if self._compiler is not None and self._compiler.compiles_complete_update:
-            self._losses_of = self._compiler.compile_losses(  # type: ignore[assignment,method-assign]
-                self._losses_of
-            )
+            losses: Any = self._compiler.compile_losses(self._losses_of)
+            self._losses_of = losses  # type: ignore[method-assign]
         self._builder = TrainBatchBuilder(self._learner_connector, self.module, self.device)
 
     def make_source(self) -> BatchSource:
@@ -630,12 +624,6 @@ class Learner(TellsUncalled, Checkpointable):
     def make_learner_connector(self, observation_space: gym.Space[Any], action_space: gym.Space[Any]) -> Any:
         """Return the config's learner pipeline. Algorithms that add pieces extend this."""
         return self.config.build_learner_connector(observation_space, action_space, self.device)
-
-    def _connector_spaces(self) -> tuple[Any, Any]:
-        if len(self.module) == 1 and DEFAULT_MODULE_ID in self.module:
-            only = self.module[DEFAULT_MODULE_ID]
-            return only.observation_space, only.action_space
-        return getattr(self.config, "observation_space", None), getattr(self.config, "action_space", None)
 
     @classmethod
     def check_module(cls, module_id: str, module: Any, config: BaseConfig) -> None:
@@ -781,11 +769,9 @@ class Learner(TellsUncalled, Checkpointable):
         module = module_spec.build(seed=self.seed, module_id=module_id)
         self.module.add_module(module_id, module.to(self.device))
         if config_overrides:
-            overrides = dict(self.config.algorithm_config_overrides_per_module)
+            overrides = {**self.config.algorithm_config_overrides_per_module, module_id: {**config_overrides}}
             self.config = self.config.copy(copy_frozen=False)
-            self.config.algorithm_config_overrides_per_module = overrides | {
-                module_id: dict(config_overrides)
-            }
+            self.config.algorithm_config_overrides_per_module = overrides
         self._prepare_module(module_id)
         self.configure_optimizers_for_module(module_id, self._configs[module_id])
         if new_should_module_be_updated is not None:
@@ -820,12 +806,11 @@ class Learner(TellsUncalled, Checkpointable):
         return chosen is None or module_id in chosen
 
     def _divide_source(self) -> None:
-        """Pass the set of modules to a source that stores steps by module."""
-        if self.source.divides_by_module:
-            module_ids = [m for m, module in self.module.items() if is_trainable(module)]
-            may_be_any = callable(self.policies_to_train)  # depending on the data
-            trained = [m for m in module_ids if may_be_any or self.should_module_be_updated(m)]
-            self.source.set_modules(module_ids, trained)
+        """Pass the set of modules to a source that may store steps by module."""
+        module_ids = [m for m, module in self.module.items() if is_trainable(module)]
+        may_be_any = callable(self.policies_to_train)  # depending on the data
+        trained = [m for m in module_ids if may_be_any or self.should_module_be_updated(m)]
+        self.source.set_modules(module_ids, trained)
 
     def _on_modules_changed(self) -> None:
         """React to an added or removed module."""
@@ -867,7 +852,7 @@ class Learner(TellsUncalled, Checkpointable):
         self.snapshot.set_state(state)
 
     def restore_from_path(self, path: str | Path, component: str | None = None) -> None:
-        """Load the state of a checkpoint, or a part of it.
+        """Load the state of a checkpoint, or a part of it. Builds the learner if that has not been done.
 
         Args:
             path: A checkpoint written by `save_to_path`, an algorithm's checkpoint, or a path into one.
@@ -876,26 +861,13 @@ class Learner(TellsUncalled, Checkpointable):
         Raises:
             CheckpointError: There is no such checkpoint, or it is incomplete or altered.
         """
+        self.build()
         name, _, module_id = (component or "").strip("/").partition("/")
-        if name != "rl_module":
+        if name == "rl_module":
+            states = read_module_states(path, module_id or None)
+            self.set_state({"rl_module": {module_id: states} if module_id else states})
+        else:
             super().restore_from_path(path, component)
-            return
-        states = read_module_states(path, module_id or None)
-        self.set_state({"rl_module": {module_id: states} if module_id else states})
-
-    @classmethod
-    def from_checkpoint(cls, path: str | Path, *args: Any, **kwargs: Any) -> Self:
-        """Return a built Learner with the state of a checkpoint.
-
-        Args:
-            path: See `restore_from_path`.
-            args, kwargs: Arguments of the constructor. They are needed because a checkpoint contains states but no
-                code.
-        """
-        learner = cls(*args, **kwargs)
-        learner.build()
-        learner.restore_from_path(path)
-        return learner
 
     def get_extra_state(self) -> dict[str, Any]:
         """Return a subclass's state beyond modules and optimizers as plain values and arrays. Override both methods."""
@@ -914,11 +886,6 @@ class Learner(TellsUncalled, Checkpointable):
 
     # -- internals ---------------------------------------------------------------------------------
 
-    @property
-    def _module(self) -> Any:
-        """Alias of `module` for losses written for RLlib, which use ``self._module[module_id]``."""
-        return self.module
-
     def _setting(self, name: str, default: object) -> Any:
         return vars(self.config).get(name, default)
 
@@ -930,12 +897,8 @@ class Learner(TellsUncalled, Checkpointable):
     def _running(self) -> Iterator[None]:
         """Run torch as configured in the block: threads, precision, the random numbers of this update."""
         seed = derive_seed(self.seed, "learner", self.rank, self.weights_seq_no)
-        precision = self._mixed_precision
-        with (
-            self.ranks.torch_threads(),
-            seeded(seed, self.device),
-            nullcontext() if precision is None else precision.on(self.module),
-        ):
+        precision = nullcontext() if self._precision is None else self._precision.on(self.module)
+        with self.ranks.torch_threads(), seeded(seed, self.device), precision:
             yield
 
 

@@ -96,6 +96,8 @@ class OfflineShards(BatchSource):
         ConfigurationError: There are no steps.
     """
 
+    keeps_data = True
+
     def __init__(
         self,
         shards: Sequence[EpisodeBatch],
@@ -257,10 +259,6 @@ class OfflineShards(BatchSource):
                     "`rlzmq inspect`."
                 )
             yield batch
-
-    @property
-    def keeps_data(self) -> bool:
-        return True
 
     @property
     def num_bytes(self) -> int:

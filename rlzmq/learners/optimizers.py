@@ -57,10 +57,6 @@ class RegisteredOptimizer:
         """Return those of its parameters' gradients that are there."""
         return [g for p in self.parameters if (g := gradients.get(p)) is not None]
 
-    def is_due(self, num_minibatches: int) -> bool:
-        """Return whether it steps with the minibatch after so many."""
-        return num_minibatches % self.every == 0
-
 
 class Optimizers:
     """All optimizers of a Learner, by module id and name, and the other settings that follow schedules.
@@ -159,7 +155,7 @@ class Optimizers:
             # A module's only optimizer has all its gradients.
             mine = list(gradients.values()) if len(entries) == 1 else entry.gradients_of(gradients)
             norm = float(global_norm(mine))
-            if entry.is_due(num_minibatches):
+            if num_minibatches % entry.every == 0:
                 norms[f"gradients_{entry.name}_global_norm"] = norm
             if math.isfinite(norm):
                 clip_gradients(mine, grad_clip=config.grad_clip, grad_clip_by=config.grad_clip_by, norm=norm)
@@ -196,7 +192,7 @@ class Optimizers:
                 skipped.append(module_id)
                 continue
             for entry in entries:
-                if entry.is_due(num_minibatches):
+                if num_minibatches % entry.every == 0:
                     entry.optimizer.step()
         return skipped
 

@@ -63,7 +63,7 @@ class UpdateAgreement:
 
     Attributes:
         num_minibatches: Module id → number of its minibatches, on every rank; for modules with data on any rank.
-        num_rows: Module id → real timesteps of all ranks.
+        num_rows: Module id → real timesteps of all ranks; sorted.
         num_env_steps: Env steps of all ranks.
         loss_weights: Module id → factor for this rank's loss that makes the ranks' mean equal to the mean over all
             rows; 1 if it is missing.
@@ -73,11 +73,6 @@ class UpdateAgreement:
     num_rows: dict[str, int]
     num_env_steps: int
     loss_weights: dict[str, float]
-
-    @property
-    def module_ids(self) -> list[str]:
-        """Modules with data on any rank, sorted."""
-        return list(self.num_rows)
 
 
 class _Learner(Protocol):
@@ -286,20 +281,19 @@ class Ranks:
         of them needs.
 
         Args:
-            num_rows: Module id → real timesteps of this rank; the same module ids on all ranks.
+            num_rows: Module id → real timesteps of this rank, for modules that have some.
             num_minibatches: Module id → number of minibatches in this rank's data, for modules that have some.
             num_env_steps: Number of env steps of this rank.
 
         Raises:
             DesynchronizedError: The ranks are at different updates.
         """
-        module_ids = sorted(num_rows)
         if self.group is None:
-            rows = {module_id: num_rows[module_id] for module_id in module_ids if num_rows[module_id]}
-            return UpdateAgreement(dict(num_minibatches), rows, num_env_steps, {})
+            return UpdateAgreement(dict(num_minibatches), dict(num_rows), num_env_steps, {})
+        module_ids = sorted(self._learner.module.keys())
         table = self.group.gather(
             [
-                *(num_rows[module_id] for module_id in module_ids),
+                *(num_rows.get(module_id, 0) for module_id in module_ids),
                 *(num_minibatches.get(module_id, 0) for module_id in module_ids),
                 num_env_steps,
             ],
@@ -311,7 +305,7 @@ class Ranks:
             {module_id: num for module_id, num in zip(module_ids, most, strict=False) if module_id in rows},
             rows,
             totals[-1],
-            {module_id: num_rows[module_id] * self.num / num for module_id, num in rows.items()},
+            {module_id: num_rows.get(module_id, 0) * self.num / num for module_id, num in rows.items()},
         )
 
     @property

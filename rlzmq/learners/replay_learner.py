@@ -107,6 +107,8 @@ class EpisodeReplay(BatchSource):
             transitions.
     """
 
+    keeps_data = True
+
     def __init__(
         self,
         buffer: ReplayBuffer,
@@ -185,10 +187,6 @@ class EpisodeReplay(BatchSource):
             for batch in samples:
                 burn_in.extend(batch, buffer.state_before)
         return samples
-
-    @property
-    def keeps_data(self) -> bool:
-        return True
 
     @property
     def num_env_steps(self) -> int:

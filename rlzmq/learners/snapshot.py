@@ -23,7 +23,7 @@ from rlzmq.learners.distributed import DesynchronizedError
 from rlzmq.learners.optimizers import Optimizers
 from rlzmq.learners.ranks import Ranks
 from rlzmq.learners.sources import BatchSource
-from rlzmq.learners.update_report import LIFETIME_COUNTS, UpdateReport
+from rlzmq.learners.update_report import UpdateReport
 from rlzmq.modules.weights import StructureCache
 
 __all__ = ["Snapshot", "parameter_hash"]
@@ -255,13 +255,12 @@ class Snapshot:
             learner.source.progress.set_state(counters["source_progress"])
 
     def _check_counters(self, counters: Mapping[str, Any]) -> None:
-        missing = [name for name in (*LIFETIME_COUNTS, "coefficients") if name not in counters]
-        missing += [
-            name for name in self._learner.scheduled_settings if name not in counters.get("coefficients", ())
-        ]
-        if self._learner.source.progress is not None and "source_progress" in counters:
-            wanted = self._learner.source.progress.get_state()
-            missing += [name for name in wanted if name not in counters["source_progress"]]
+        mine, optional = self._counters(), "source_progress"
+        missing = [name for name in mine if name not in counters and name != optional]
+        settings, progress = counters.get("coefficients", ()), counters.get(optional)
+        missing += [name for name in self._learner.scheduled_settings if name not in settings]
+        if progress is not None:
+            missing += [name for name in mine.get(optional, ()) if name not in progress]
         if missing:
             raise self._misfit(f"the counts {', '.join(missing)}")
 

@@ -20,7 +20,7 @@ from __future__ import annotations
 import uuid
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterator, Mapping
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 import numpy as np
 
@@ -46,6 +46,12 @@ class BatchSource(ABC):
         source_id: Unique id within the run, by which the driver notices that a source is gone.
         progress: Counts that determine, together with the fresh data, what an update trains. They are part of the
             learners' state and equal on all ranks. None: there are no counts.
+    """
+
+    keeps_data: ClassVar[bool] = False
+    """Whether later updates may train the data of this one.
+
+    If so, ranks must agree on the number of batches, and an update without batches still counts.
     """
 
     def __init__(self) -> None:
@@ -91,14 +97,6 @@ class BatchSource(ABC):
             num_batches: At most the result of `plan_batches`.
             rng: The update's random generator.
         """
-
-    @property
-    def keeps_data(self) -> bool:
-        """Whether later updates may train the data of this one.
-
-        If so, ranks must agree on the number of batches, and an update without batches still counts.
-        """
-        return False
 
     @property
     def num_env_steps(self) -> int:
@@ -204,6 +202,8 @@ class CircularBuffer(BatchSource):
         iterations_per_batch: K, >= 1.
     """
 
+    keeps_data = True
+
     def __init__(self, num_batches: int, iterations_per_batch: int) -> None:
         super().__init__()
         self._capacity = num_batches
@@ -232,10 +232,6 @@ class CircularBuffer(BatchSource):
             drawn = (episodes if left > 1 else None, left - 1)
             self._slots = (*self._slots[:index], drawn, *self._slots[index + 1 :])
             yield episodes
-
-    @property
-    def keeps_data(self) -> bool:
-        return True
 
     def checkpoint(self) -> Any:
         return self._slots, self._num_added

@@ -461,8 +461,7 @@ class MinibatchIterator:
 
     Attributes:
         modules: The rows of each module that has some.
-        num_of_modules: Module id → number of its minibatches; may be replaced before the iteration, e.g. by the numbers
-            that all ranks agreed on.
+        num_of_modules: Module id → number of its minibatches.
     """
 
     def __init__(
@@ -497,22 +496,25 @@ class MinibatchIterator:
             # Every row is used at least `num_epochs` times.
             self.num_of_modules[module_id] = num_epochs if rows is None else -(-num_epochs * num_rows // rows)
         if num_minibatches is not None and self.modules:
-            most = len(self)
+            most = max(self.num_of_modules.values())
             for module_id, num in self.num_of_modules.items():
                 self.num_of_modules[module_id] = -(-num * num_minibatches // most)
 
-    def __len__(self) -> int:
-        return max(self.num_of_modules.values(), default=0)
+    def take(
+        self, num_of_modules: Mapping[str, int]
+    ) -> Iterator[tuple[list[str], dict[str, dict[str, Any]]]]:
+        """Yield the ids of the modules that a minibatch trains, on any rank, and this rank's columns of them.
 
-    def __iter__(self) -> Iterator[tuple[list[str], dict[str, dict[str, Any]]]]:
-        """Yield the ids of the modules that a minibatch trains, on any rank, and this rank's columns of them."""
+        Args:
+            num_of_modules: Module id → number of its minibatches, for modules that have some on any rank.
+        """
         streams = {}
         for module_id, rows in self.modules.items():
-            streams[module_id] = rows.minibatches(self.num_of_modules[module_id])
-        total = len(self)
+            streams[module_id] = rows.minibatches(num_of_modules[module_id])
+        total = max(num_of_modules.values(), default=0)
         for index in range(total):
             due, minibatch = [], {}
-            for module_id, num in self.num_of_modules.items():
+            for module_id, num in num_of_modules.items():
                 if (index + 1) * num // total > index * num // total:
                     due.append(module_id)
                     if module_id in streams:

