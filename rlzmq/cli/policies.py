@@ -8,16 +8,13 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated, Any, Literal
 
 import tyro
 
 from rlzmq.cli.main import EXIT_INTERRUPTED
 from rlzmq.cli.parsing import command, import_first
 from rlzmq.core.errors import ConfigurationError, Progress
-
-if TYPE_CHECKING:
-    pass
 
 __all__ = [
     "PolicyOptions",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import psutil
@@ -19,6 +20,7 @@ from rlzmq.wire.messages import (
     StatusRequest,
     encode_message,
 )
+from tests.security.floods import peak_bytes, unfinished_parts
 from tests.security.test_strangers import status_of
 from tests.support.runs import assert_accounted, listening
 
@@ -141,3 +143,14 @@ def test_ever_new_names_are_remembered_up_to_a_number(
     if is_one_connection:
         assert status["refused"]["identity"] > 100
     assert len(algo._async.session.pipeline._reader._reported) <= told_before + 2
+
+
+def test_a_flood_ends_at_the_limit_with_its_connection_or_with_the_broker(tmp_path: Path) -> None:
+    config = listening(tmp_path, num_env_runners=1).fault_tolerance(broker_memory_limit_bytes=400 * _MIB)
+    with config.build() as algo:
+        algo.train()
+        keeper = algo._async.session.pipeline._broker
+        assert unfinished_parts(JoinFile.read(tmp_path / "join.toml"), 450 * _MIB)
+        assert_accounted(algo.train())
+        assert_accounted(algo.train())
+        assert peak_bytes(keeper.handle.pid) < 450 * _MIB
