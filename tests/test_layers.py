@@ -46,7 +46,6 @@ NOT_IN_PROTOCOL = (
 # Why a file (or a folder) imports rlzmq modules inside functions. Entries only leave these lists.
 LAZY_IMPORTS = {
     "a command prints its help without importing what it needs to run": ("cli/",),
-    "a broker does not read the episodes that it forwards": ("wire/values.py",),
     "the fork server imports only what its children share": ("actors/fork_main.py",),
     "uvicorn is an optional package": ("deploy/policy_server.py",),
 }

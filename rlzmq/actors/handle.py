@@ -356,7 +356,7 @@ class ActorHandle:
     * Errors: an exception of the method arrives as the same builtin or rlzmq type, a RemoteError
       otherwise, with the remote traceback as a note and ``remote_origin`` set.
 
-    Arguments and results are what ``rlzmq.wire.values`` carries: plain values, arrays, tensors,
+    Arguments and results are what ``rlzmq.wire.payloads`` carries: plain values, arrays, tensors,
     episodes, spaces. Functions go through :meth:`apply`.
 
     Example:

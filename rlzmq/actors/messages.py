@@ -17,7 +17,7 @@ from rlzmq.core import errors
 from rlzmq.core.errors import ProtocolError, RemoteError, cut, printable
 from rlzmq.core.tracebacks import origin_parts
 from rlzmq.wire.codec import decode, encode, from_header, to_header
-from rlzmq.wire.values import pack_value, unpack_value
+from rlzmq.wire.payloads import pack_value, unpack_value
 
 __all__ = [
     "NO_CALL_ID",

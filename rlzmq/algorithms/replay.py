@@ -33,7 +33,7 @@ from rlzmq.roles.arrival_log import (
 )
 from rlzmq.roles.learner_link import BatchCheck, decode_steps
 from rlzmq.roles.learner_role import make_learner
-from rlzmq.wire.values import pack_blob, unpack_blob
+from rlzmq.wire.payloads import pack_blob, unpack_blob
 
 __all__ = ["Mismatch", "RepeatedUpdate", "Replay", "learner_of", "load_update"]
 

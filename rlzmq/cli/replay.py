@@ -18,7 +18,7 @@ from rlzmq.cli.parsing import command, import_first
 from rlzmq.core.errors import ConfigurationError, ProtocolError, printable
 from rlzmq.core.synonyms import did_you_mean
 from rlzmq.episodes.episode_batch import EpisodeBatch
-from rlzmq.wire.fragment_message import decode_fragment, fragment_from_bytes
+from rlzmq.wire.payloads import decode_fragment, fragment_from_bytes
 
 __all__ = ["Bound", "ReplayOptions", "describe", "replay"]
 

@@ -15,7 +15,7 @@ The encodings differ in the place of arrays, and in additional types with their 
 |----------------------------------------|-----------------------------------------|------------------------------|
 | `to_plain`, `from_plain`               | episodes, message headers, spaces       | ``[dtype, shape, bytes]``    |
 | `rlzmq.core.checkpoint`                | states in files: JSON and safetensors   | a name in the second file    |
-| `rlzmq.wire.values`                    | messages; also episodes, metrics, spaces | a frame, or a part of one    |
+| `rlzmq.wire.payloads`                    | messages; also episodes, metrics, spaces | a frame, or a part of one    |
 | `rlzmq.config.plain`                   | settings; also sets and names of code   | as `to_plain`                |
 
 Types are preserved (tuples remain tuples, numpy scalars numpy scalars). Only this fixed set of types is ever created

@@ -29,7 +29,7 @@ from rlzmq.roles.peer_link import (
 from rlzmq.runners.episode_metrics import EpisodeMetrics, FragmentMeta, add_fragment_metas
 from rlzmq.wire.codec import FragmentId, WireError
 from rlzmq.wire.messages import Notice, OpenUpdate, Progress, TraceEvents
-from rlzmq.wire.values import pack_blob, unpack_blob
+from rlzmq.wire.payloads import pack_blob, unpack_blob
 
 __all__ = ["DriverLink", "MetaCheck", "ReportReader"]
 

@@ -20,7 +20,7 @@ from rlzmq.modules.multi_rl_module_spec import MultiRLModuleSpec
 from rlzmq.modules.spec import RLModuleSpec
 from rlzmq.net.keys import CurveServer, JoinFile, KeyPair, writer_of
 from rlzmq.roles.peer_link import package_version
-from rlzmq.wire.values import pack_blob, unpack_blob
+from rlzmq.wire.payloads import pack_blob, unpack_blob
 
 __all__ = [
     "ROLES",

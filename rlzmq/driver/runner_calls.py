@@ -15,7 +15,7 @@ from rlzmq.actors.handle import ActorHandle
 from rlzmq.config.base_config import BaseConfig
 from rlzmq.core.synonyms import did_you_mean
 from rlzmq.driver.updates import ConnectorSync
-from rlzmq.wire.values import pack_blob
+from rlzmq.wire.payloads import pack_blob
 
 __all__ = ["RunnerCalls", "RunnerFunction"]
 

@@ -24,7 +24,7 @@ from rlzmq.core.plain import NotPlainError
 from rlzmq.core.spaces import space_to_plain
 from rlzmq.core.update_plan import plan_lease
 from rlzmq.runners.episode_metrics import FragmentMeta
-from rlzmq.wire.fragment_message import sorted_by_env
+from rlzmq.wire.payloads import sorted_by_env
 
 __all__ = ["Accounting", "ConnectorSync", "SerialPipeline", "UpdateResult", "num_left_out"]
 

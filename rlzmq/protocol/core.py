@@ -172,7 +172,7 @@ class ApplyWeights:
 
 @dataclass(frozen=True, slots=True)
 class ApplyConnectorState:
-    """Set this connector state (one `values.pack_blob` frame); only between leases."""
+    """Set this connector state (one `payloads.pack_blob` frame); only between leases."""
 
     version: int
     blob: Buffer
@@ -180,7 +180,7 @@ class ApplyConnectorState:
 
 @dataclass(frozen=True, slots=True)
 class DecodeShard:
-    """Decode and check a shard's fragment (`fragment_message.decode_fragment`), and cut out its range.
+    """Decode and check a shard's fragment (`payloads.decode_fragment`), and cut out its range.
 
     Keep it under (update_id, attempt, index). Answer with `LearnerCore.shard_decoded` or `shard_failed`.
     """

@@ -20,7 +20,6 @@ from rlzmq.protocol.core import (
     unless_stopped,
 )
 from rlzmq.wire.codec import Buffer, FragmentId, MalformedFrameError
-from rlzmq.wire.fragment_message import FragmentRange, pack_ranges, unpack_blobs, unpack_ranges
 from rlzmq.wire.messages import (
     Config,
     ConnectorState,
@@ -34,6 +33,7 @@ from rlzmq.wire.messages import (
     Resume,
     UpdateReport,
 )
+from rlzmq.wire.payloads import FragmentRange, pack_ranges, unpack_blobs, unpack_ranges
 
 __all__ = ["DriverCore", "parse_report"]
 
@@ -104,7 +104,7 @@ class DriverCore(PeerCore):
 
         Args:
             version: Increases with every state of the run, also across a reset.
-            blob: One `values.pack_blob` frame.
+            blob: One `payloads.pack_blob` frame.
         """
         self.connector_version = version
         self._connector_state, self._connector_blob = ConnectorState(version), blob

@@ -28,7 +28,6 @@ from rlzmq.protocol.core import (
     unless_stopped,
 )
 from rlzmq.wire.codec import Buffer, FragmentId, from_header, to_header
-from rlzmq.wire.fragment_message import FragmentRange, pack_ranges, unpack_ranges
 from rlzmq.wire.messages import (
     Hello,
     LearnerState,
@@ -43,7 +42,7 @@ from rlzmq.wire.messages import (
     UpdateDone,
     Weights,
 )
-from rlzmq.wire.values import pack_blob, unpack_blob
+from rlzmq.wire.payloads import FragmentRange, pack_blob, pack_ranges, unpack_blob, unpack_ranges
 
 __all__ = ["Done", "LearnerCore", "LearnerMemory"]
 
@@ -244,7 +243,7 @@ class LearnerCore(PeerCore):
             update_id, attempt: Those of the RunUpdate.
             trained: Whether it was applied.
             num_trained_steps: Number of steps that went through the loss (replayed ones count once per use).
-            results: One `values.pack_blob` frame.
+            results: One `payloads.pack_blob` frame.
             now: Current time in seconds.
         """
         held = self._matching(update_id, attempt)

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import Literal, NamedTuple, get_args
 
 from rlzmq.wire.codec import Buffer, FragmentId
-from rlzmq.wire.fragment_message import FragmentRange
+from rlzmq.wire.payloads import FragmentRange
 
 __all__ = [
     "DROP_REASONS",

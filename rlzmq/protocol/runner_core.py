@@ -39,7 +39,6 @@ from rlzmq.wire.codec import (
     open_publication,
     weights_digest,
 )
-from rlzmq.wire.fragment_message import encode_fragment, to_spans
 from rlzmq.wire.messages import (
     Accepted,
     Committed,
@@ -54,6 +53,7 @@ from rlzmq.wire.messages import (
     Snapshot,
     SnapshotRequest,
 )
+from rlzmq.wire.payloads import encode_fragment, to_spans
 
 __all__ = ["RunnerCore", "WeightsReceiver"]
 

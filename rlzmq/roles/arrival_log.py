@@ -35,9 +35,8 @@ from rlzmq.core.files import FileLock, lock_file, make_directories, map_file, re
 from rlzmq.core.trust import is_signed, signature_of
 from rlzmq.roles.peer_link import package_version
 from rlzmq.wire.codec import Buffer, FragmentId, WireError
-from rlzmq.wire.fragment_message import FragmentRange
 from rlzmq.wire.messages import Shard
-from rlzmq.wire.values import pack_blob, unpack_blob
+from rlzmq.wire.payloads import FragmentRange, pack_blob, unpack_blob
 
 __all__ = [
     "ArrivalFile",

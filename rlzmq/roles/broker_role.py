@@ -58,8 +58,8 @@ from rlzmq.protocol.core import (
 )
 from rlzmq.roles.listeners import BrokerListeners
 from rlzmq.wire.codec import WireError, first_number
-from rlzmq.wire.fragment_message import check_claims, fragment_to_bytes
 from rlzmq.wire.messages import BrokerBeat, Fragment, Hello, decode_message
+from rlzmq.wire.payloads import check_claims, fragment_to_bytes
 
 __all__ = ["BrokerRole"]
 
@@ -358,7 +358,7 @@ def _check_key(peer: bytes, role: str, hello: Hello) -> Malformed | None:
 
 
 def _write(directory: Path, item: Quarantine) -> None:
-    """``NAME.fragment`` (the message, see `fragment_message.fragment_to_bytes`) and ``NAME.json`` (why)."""
+    """``NAME.fragment`` (the message, see `payloads.fragment_to_bytes`) and ``NAME.json`` (why)."""
     name = "".join(c if c.isalnum() or c in "-_." else "_" for c in str(item.fragment).replace("/", "-"))
     try:
         make_directories(directory, mode=0o700)

@@ -58,9 +58,8 @@ from rlzmq.wire.codec import (
     new_publication_buffer,
     seal_publication,
 )
-from rlzmq.wire.fragment_message import decode_fragment
 from rlzmq.wire.messages import Shard, ShardPlan
-from rlzmq.wire.values import pack_blob
+from rlzmq.wire.payloads import decode_fragment, pack_blob
 
 __all__ = ["BatchCheck", "LearnerLink", "decode_steps", "module_outputs"]
 

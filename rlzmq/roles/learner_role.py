@@ -44,7 +44,7 @@ from rlzmq.wire.codec import Buffer, WireError, kind_of
 from rlzmq.wire.messages import Goodbye, Hello, Refused
 from rlzmq.wire.messages import decode_message as decode_hello
 from rlzmq.wire.messages import encode_message as encode_hello
-from rlzmq.wire.values import pack_blob, unpack_blob
+from rlzmq.wire.payloads import pack_blob, unpack_blob
 
 __all__ = ["LearnerRole", "RemoteLearner", "make_learner"]
 

@@ -35,7 +35,7 @@ from rlzmq.net.socket import DrainSocket
 from rlzmq.protocol.core import Instruction, Received, Send, Stop
 from rlzmq.wire.codec import Buffer, SchemaError, WireError, WireMessage
 from rlzmq.wire.messages import Goodbye, TraceClock, TraceEvents, decode_message
-from rlzmq.wire.values import pack_blob, unpack_blob
+from rlzmq.wire.payloads import pack_blob, unpack_blob
 
 __all__ = [
     "MAX_MESSAGE_BYTES",

@@ -27,7 +27,7 @@ from rlzmq.wire.messages import (
     decode_message,
     encode_message,
 )
-from rlzmq.wire.values import unpack_blob
+from rlzmq.wire.payloads import unpack_blob
 
 __all__ = ["Conversation", "Observer", "fetch_config"]
 

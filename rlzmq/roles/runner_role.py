@@ -62,9 +62,8 @@ from rlzmq.roles.peer_link import (
 )
 from rlzmq.runners.vector_env_runners import make_env_runner
 from rlzmq.wire.codec import PUBLICATION_TOPIC
-from rlzmq.wire.fragment_message import sorted_by_env
 from rlzmq.wire.messages import Snapshot, SnapshotRequest, encode_message
-from rlzmq.wire.values import unpack_blob
+from rlzmq.wire.payloads import sorted_by_env, unpack_blob
 
 __all__ = ["EnvRunnerRole", "IdleTime", "RemoteRunner", "RunnerLink", "make_env_runner"]
 

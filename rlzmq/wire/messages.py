@@ -241,7 +241,7 @@ class DriverState(WireMessage):
 class TraceEvents(WireMessage):
     """Stages of a process on another host than the driver, for the run's trace; the broker forwards it to the driver.
 
-    Payload: none, or one `values.pack_blob` frame: the result of `trace.take_events`, and ``offset_s``.
+    Payload: none, or one `payloads.pack_blob` frame: the result of `trace.take_events`, and ``offset_s``.
 
     Attributes:
         sent_s: The sender's clock.
@@ -414,7 +414,7 @@ class StatusRequest(WireMessage):
 
 @message(74)
 class Status(WireMessage):
-    """The result of `BrokerCore.status`. Payload: one `values.pack_blob` frame."""
+    """The result of `BrokerCore.status`. Payload: one `payloads.pack_blob` frame."""
 
 
 # ------------------------------------------------------------------ runners: leases, fragments, acknowledgements
@@ -458,10 +458,10 @@ class LeaseReturned(WireMessage):
 
 @message(18, "runner")
 class Fragment(WireMessage):
-    """Sampled steps, encoded with array specs (`fragment_message.encode_fragment`).
+    """Sampled steps, encoded with array specs (`payloads.encode_fragment`).
 
     Payload: one frame per column array of ``EpisodeBatch.to_wire()``, then one uint8 frame, the
-    `values.pack_blob` of its meta (episode metrics, connector delta).
+    `payloads.pack_blob` of its meta (episode metrics, connector delta).
 
     Attributes:
         num_env_steps: Number of trainable steps (autoreset steps do not count).
@@ -548,7 +548,7 @@ class ShardPlan(WireMessage):
 class Shard(WireMessage):
     """One fragment, or a range of its steps, for one rank.
 
-    Payload: the runner's unchanged FRAGMENT message, or that of this range (`fragment_message.slice_fragment`).
+    Payload: the runner's unchanged FRAGMENT message, or that of this range (`payloads.slice_fragment`).
 
     Attributes:
         index: 0 … num_fragments-1, the order of training data.
@@ -610,7 +610,7 @@ class UpdateDone(WireMessage):
 
     With ``trained`` False, all ranks skipped the update as non-finite.
 
-    Payload: one frame, the `values.pack_blob` of the update's results, then the two frames of TRAIN.
+    Payload: one frame, the `payloads.pack_blob` of the update's results, then the two frames of TRAIN.
 
     The generation and rank are those of the current group; ``num_ranks`` is that of the group that trained it.
     """
@@ -666,7 +666,7 @@ class Snapshot(WireMessage):
 
 @message(52, "driver")
 class ConnectorState(WireMessage):
-    """The merged connector state, driver → broker → runners. Payload: one `values.pack_blob` frame."""
+    """The merged connector state, driver → broker → runners. Payload: one `payloads.pack_blob` frame."""
 
     version: int
 

@@ -74,7 +74,7 @@ class World:
         self.progress: Counter[str] = Counter()
         self.step_s: dict[str, float] = {}
         self.send("driver", messages.Hello("driver", "driver", "driver", hello_id=1))
-        from rlzmq.wire.fragment_message import pack_ranges
+        from rlzmq.wire.payloads import pack_ranges
 
         hello = messages.Hello(
             "learner", "learner-0", "learner-0", rank=0, num_ranks=1, generation=1, hello_id=1
@@ -151,7 +151,7 @@ class World:
             self.after(0.001, lambda: self.reported(message.update_id))
 
     def sampled(self, peer: str, hello: Any, lease: Any, num_steps: int) -> None:
-        from rlzmq.wire.fragment_message import encode_fragment
+        from rlzmq.wire.payloads import encode_fragment
 
         seated = self.core.state.runners.get(hello.uuid)
         if lease.lease_id not in self.held[peer] or seated is None:

@@ -22,8 +22,8 @@ from rlzmq.cli.main import main
 from rlzmq.protocol.broker.core import BrokerCore, BrokerOptions
 from rlzmq.roles.runner_role import make_env_runner
 from rlzmq.telemetry.dashboard.watched import Rates
-from rlzmq.wire.fragment_message import encode_fragment, fragment_to_bytes
 from rlzmq.wire.messages import Fragment
+from rlzmq.wire.payloads import encode_fragment, fragment_to_bytes
 from tests.support.runs import ShortEnv
 
 

@@ -16,8 +16,8 @@ from rlzmq.protocol.driver_core import DriverCore
 from rlzmq.protocol.learner_core import LearnerCore
 from rlzmq.protocol.runner_core import RunnerCore
 from rlzmq.wire.codec import PUBLICATION_TOPIC, new_publication_buffer, seal_publication
-from rlzmq.wire.fragment_message import decode_fragment
 from rlzmq.wire.messages import OpenUpdate, Shard, ShardPlan, decode_message
+from rlzmq.wire.payloads import decode_fragment
 
 TIMERS = PeerTimers(broker_silence_s=0.6, resend_s=0.3, snapshot_wait_s=0.05)
 _OPTIONS = SocketOptions(

@@ -13,7 +13,7 @@ from rlzmq.connectors.env_to_module import MeanStdFilter
 from rlzmq.core.metrics import MetricsLogger, StatsBase
 from rlzmq.driver.driver_link import MetaCheck
 from rlzmq.driver.updates import ConnectorSync
-from rlzmq.wire.values import pack_blob
+from rlzmq.wire.payloads import pack_blob
 
 
 def _config() -> PPOConfig:

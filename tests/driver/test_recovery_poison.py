@@ -14,7 +14,7 @@ from recovery_runs import check_account, small
 
 from rlzmq import PPOConfig, PPOTorchLearner, RLlibCallback
 from rlzmq.core.errors import EnvError, NotFiniteError
-from rlzmq.wire.fragment_message import decode_fragment, fragment_from_bytes
+from rlzmq.wire.payloads import decode_fragment, fragment_from_bytes
 from tests.support.runs import ShortEnv
 
 BAD_VALUE = r"column 'rewards' holds nan at step \d+ of an episode \(env \d\), which no loss can use"

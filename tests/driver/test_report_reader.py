@@ -11,7 +11,7 @@ from rlzmq.driver.driver_link import ReportReader
 from rlzmq.driver.updates import Accounting
 from rlzmq.protocol.core import Report
 from rlzmq.wire.codec import FragmentId
-from rlzmq.wire.values import pack_blob
+from rlzmq.wire.payloads import pack_blob
 
 KEY = ("runner", 1)
 

@@ -10,7 +10,7 @@ import pytest
 from rlzmq import EnvRunnerGroup, MetricsLogger, PPOConfig, SingleAgentEnvRunner
 from rlzmq.core.metrics import ReducedMetrics
 from rlzmq.driver.runner_calls import RunnerCalls
-from rlzmq.wire.values import pack_blob, unpack_blob
+from rlzmq.wire.payloads import pack_blob, unpack_blob
 
 
 class Runner:

@@ -191,7 +191,7 @@ def test_false_headers_are_refused(change: Any, text: str) -> None:
 
 
 def test_batches_and_episodes_travel_as_values() -> None:
-    from rlzmq.wire.values import pack_blob, unpack_blob
+    from rlzmq.wire.payloads import pack_blob, unpack_blob
 
     chunks = random_chunks(5)
     batch = EpisodeBatch.from_episodes([episode for episode, _ in chunks])

@@ -25,7 +25,7 @@ from rlzmq.learners.ranks import COMPARE_EVERY_UPDATES
 from rlzmq.learners.replay_learner import EpisodeReplay
 from rlzmq.modules.spec import RLModuleSpec
 from rlzmq.replay import EpisodeReplayBuffer
-from rlzmq.wire.values import pack_blob, unpack_blob
+from rlzmq.wire.payloads import pack_blob, unpack_blob
 from tests.learners.cases import (
     ACTION_SPACE,
     OBSERVATION_SPACE,

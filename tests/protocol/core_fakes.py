@@ -7,7 +7,6 @@ from typing import Any, TypeVar
 from rlzmq.protocol.broker.core import BrokerCore, BrokerOptions
 from rlzmq.protocol.core import Instruction, PeerCore, PeerTimers, Received, Send
 from rlzmq.wire.codec import new_publication_buffer, seal_publication
-from rlzmq.wire.fragment_message import encode_fragment, pack_ranges
 from rlzmq.wire.messages import (
     Fragment,
     Hello,
@@ -20,6 +19,7 @@ from rlzmq.wire.messages import (
     Weights,
     Welcome,
 )
+from rlzmq.wire.payloads import encode_fragment, pack_ranges
 
 M = TypeVar("M")
 

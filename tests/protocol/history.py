@@ -8,8 +8,7 @@ from typing import Any, NamedTuple
 
 from rlzmq.driver.updates import Accounting
 from rlzmq.wire.codec import FragmentId
-from rlzmq.wire.fragment_message import FragmentRange
-from rlzmq.wire.values import unpack_blob
+from rlzmq.wire.payloads import FragmentRange, unpack_blob
 
 
 class Step(NamedTuple):

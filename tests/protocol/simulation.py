@@ -26,9 +26,8 @@ from rlzmq.protocol.driver_core import DriverCore
 from rlzmq.protocol.learner_core import LearnerCore
 from rlzmq.protocol.runner_core import RunnerCore
 from rlzmq.wire.codec import new_publication_buffer, seal_publication
-from rlzmq.wire.fragment_message import FragmentRange
 from rlzmq.wire.messages import Fragment, OpenUpdate, Shard, ShardPlan, Weights, decode_message
-from rlzmq.wire.values import pack_blob
+from rlzmq.wire.payloads import FragmentRange, pack_blob
 
 RUN = "run"
 _REPLAY_BATCH = 8

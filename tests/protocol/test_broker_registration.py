@@ -7,7 +7,6 @@ from core_fakes import Bench, publication
 
 from rlzmq.protocol.core import Malformed, PeerLost, Send
 from rlzmq.wire.codec import FragmentId
-from rlzmq.wire.fragment_message import FragmentRange, pack_ranges
 from rlzmq.wire.messages import (
     Config,
     ConfigRequest,
@@ -21,6 +20,7 @@ from rlzmq.wire.messages import (
     Weights,
     Welcome,
 )
+from rlzmq.wire.payloads import FragmentRange, pack_ranges
 
 
 def test_roles_say_only_what_is_theirs():

@@ -7,7 +7,6 @@ from core_fakes import Bench, bench_with_runner, publication
 
 from rlzmq.protocol.core import PeerLost, Publish, Tick
 from rlzmq.wire.codec import FragmentId, open_publication
-from rlzmq.wire.fragment_message import FragmentRange, unpack_ranges
 from rlzmq.wire.messages import (
     Committed,
     ConnectorState,
@@ -30,6 +29,7 @@ from rlzmq.wire.messages import (
     Weights,
     Welcome,
 )
+from rlzmq.wire.payloads import FragmentRange, unpack_ranges
 
 
 def _waits(bench: Bench) -> list[str]:

@@ -10,7 +10,7 @@ from history import History, HistoryError, Step
 from simulation import Plan, Simulation, run_schedule
 
 from rlzmq.wire.codec import FragmentId
-from rlzmq.wire.fragment_message import FragmentRange
+from rlzmq.wire.payloads import FragmentRange
 
 # More: python scripts/simulate_faults.py --schedules 100000
 _NUM_SCHEDULES = 500

@@ -10,7 +10,7 @@ from rlzmq.protocol import learner_core
 from rlzmq.protocol.learner_core import LearnerCore, LearnerMemory
 from rlzmq.wire import messages as m
 from rlzmq.wire.codec import FragmentId
-from rlzmq.wire.fragment_message import FragmentRange, pack_ranges, unpack_ranges
+from rlzmq.wire.payloads import FragmentRange, pack_ranges, unpack_ranges
 
 
 def _range(seq: int, first: int = 0, num_steps: int = 5) -> FragmentRange:

@@ -10,7 +10,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from rlzmq.protocol.broker.updates import rank_shares, take_shards
 from rlzmq.protocol.ledger import DROP_REASONS, Ledger, RunnerRecord, StepAccount
 from rlzmq.wire.codec import FragmentId
-from rlzmq.wire.fragment_message import FragmentRange
+from rlzmq.wire.payloads import FragmentRange
 
 
 def _id(seq: int, runner: str = "r", incarnation: int = 1) -> FragmentId:

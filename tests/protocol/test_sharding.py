@@ -10,8 +10,8 @@ from core_fakes import Bench
 from rlzmq.protocol.broker.updates import rank_of_env, shards_by_env, take_steps
 from rlzmq.protocol.ledger import Ledger
 from rlzmq.wire.codec import FragmentId
-from rlzmq.wire.fragment_message import FragmentRange
 from rlzmq.wire.messages import ShardPlan
+from rlzmq.wire.payloads import FragmentRange
 
 
 @pytest.mark.parametrize(

@@ -16,8 +16,8 @@ from rlzmq.episodes.multi_agent_episode import MultiAgentEpisode
 from rlzmq.episodes.single_agent_episode import SingleAgentEpisode
 from rlzmq.protocol.core import DecodeShard
 from rlzmq.roles.learner_link import BatchCheck, LearnerLink
-from rlzmq.wire.fragment_message import encode_fragment
 from rlzmq.wire.messages import Fragment, Shard
+from rlzmq.wire.payloads import encode_fragment
 
 
 def batch_of(size: int = 4, reward: float = 1.0, **extras: Any) -> EpisodeBatch:

@@ -16,8 +16,8 @@ from rlzmq.core.errors import ConfigurationError, PeerLostError
 from rlzmq.protocol.core import Quarantine, Send
 from rlzmq.roles.broker_role import BrokerRole
 from rlzmq.wire.codec import FragmentId
-from rlzmq.wire.fragment_message import decode_fragment, encode_fragment, fragment_from_bytes
 from rlzmq.wire.messages import BrokerBeat, Fragment, Goodbye, Hello, encode_message
+from rlzmq.wire.payloads import decode_fragment, encode_fragment, fragment_from_bytes
 from tests.driver.broker_peers import FakeDriver, FakeLearner, FakePeer, FakeRunner
 from tests.support.runs import until_async
 

@@ -17,7 +17,7 @@ from rlzmq.net.socket import DrainSocket
 from rlzmq.roles import peer_link
 from rlzmq.roles.peer_link import PeerLink, RemoteTrace
 from rlzmq.wire.messages import Goodbye, TraceClock, TraceEvents, decode_message
-from rlzmq.wire.values import unpack_blob
+from rlzmq.wire.payloads import unpack_blob
 
 
 class FailingCore:

@@ -23,7 +23,6 @@ from rlzmq.core.addresses import split_tcp
 from rlzmq.net.keys import JoinFile
 from rlzmq.net.socket import PACKED, PART, PART_BYTES, pack_frames, sizes_of, unpack_frames
 from rlzmq.wire.codec import WireMessage
-from rlzmq.wire.fragment_message import encode_fragment
 from rlzmq.wire.messages import (
     Fragment,
     Hello,
@@ -34,6 +33,7 @@ from rlzmq.wire.messages import (
     decode_message,
     encode_message,
 )
+from rlzmq.wire.payloads import encode_fragment
 from tests.security.strangers import GREETING
 
 __all__ = [

@@ -17,7 +17,7 @@ from rlzmq.net.socket import DrainSocket
 from rlzmq.protocol.broker.core import BrokerCore, BrokerOptions
 from rlzmq.roles.peer_link import MAX_MESSAGE_BYTES
 from rlzmq.wire.messages import Hello, Status, StatusRequest, Welcome, decode_message, encode_message
-from rlzmq.wire.values import pack_blob
+from rlzmq.wire.payloads import pack_blob
 from tests.support.runs import Command
 
 

@@ -26,16 +26,19 @@ from rlzmq.net.socket import pack_frames, sizes_of, unpack_frames
 from rlzmq.roles.learner_link import BatchCheck
 from rlzmq.wire import messages as m
 from rlzmq.wire.codec import decode, encode, new_publication_buffer, open_publication, seal_publication
-from rlzmq.wire.fragment_message import (
+from rlzmq.wire.payloads import (
     FragmentRange,
     decode_fragment,
     encode_fragment,
+    pack_blob,
     pack_blobs,
     pack_ranges,
+    pack_value,
+    unpack_blob,
     unpack_blobs,
     unpack_ranges,
+    unpack_value,
 )
-from rlzmq.wire.values import pack_blob, pack_value, unpack_blob, unpack_value
 
 
 @dataclass

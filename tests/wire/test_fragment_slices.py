@@ -14,13 +14,13 @@ from rlzmq.episodes.single_agent_episode import SingleAgentEpisode
 from rlzmq.roles.learner_link import BatchCheck, decode_steps
 from rlzmq.runners.vector_env_runners import MultiAgentEnvRunner
 from rlzmq.wire.codec import ArrayMismatchError
-from rlzmq.wire.fragment_message import (
+from rlzmq.wire.messages import Fragment
+from rlzmq.wire.payloads import (
     check_claims,
     decode_fragment,
     encode_fragment,
     slice_fragment,
 )
-from rlzmq.wire.messages import Fragment
 from tests.runners.test_multi_agent_env_runner import restless_config
 
 LENGTHS = (5, 3, 4)

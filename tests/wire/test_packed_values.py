@@ -18,7 +18,7 @@ from rlzmq.episodes.episode_batch import EpisodeBatch
 from rlzmq.episodes.multi_agent_episode import MultiAgentEpisode
 from rlzmq.episodes.single_agent_episode import SingleAgentEpisode
 from rlzmq.wire.codec import MalformedFrameError, WireError, decode, encode
-from rlzmq.wire.values import pack_blob, pack_value, unpack_blob, unpack_value
+from rlzmq.wire.payloads import pack_blob, pack_value, unpack_blob, unpack_value
 
 
 def _round_trip(value):

@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rlzmq.wire import codec
-from rlzmq.wire import fragment_message as ranges_module
 from rlzmq.wire import messages as m
+from rlzmq.wire import payloads as ranges_module
 from rlzmq.wire.codec import (
     MAX_ARRAYS,
     MAX_HEADER_BYTES,
@@ -32,7 +32,7 @@ from rlzmq.wire.codec import (
     to_header,
     unpack_header,
 )
-from rlzmq.wire.fragment_message import (
+from rlzmq.wire.payloads import (
     FragmentRange,
     decode_fragment,
     encode_fragment,
@@ -41,10 +41,10 @@ from rlzmq.wire.fragment_message import (
     pack_blobs,
     pack_ranges,
     to_spans,
+    unpack_blob,
     unpack_blobs,
     unpack_ranges,
 )
-from rlzmq.wire.values import unpack_blob
 
 _VALUES = {
     "int": 7,

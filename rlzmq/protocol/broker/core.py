@@ -40,7 +40,6 @@ from rlzmq.protocol.core import (
     Tick,
 )
 from rlzmq.wire.codec import BoundExceededError, Buffer, SchemaError, WireError, WireMessage
-from rlzmq.wire.fragment_message import FragmentRange, unpack_ranges
 from rlzmq.wire.messages import (
     BrokerBeat,
     Config,
@@ -71,7 +70,7 @@ from rlzmq.wire.messages import (
     Weights,
     encode_message,
 )
-from rlzmq.wire.values import pack_blob
+from rlzmq.wire.payloads import FragmentRange, pack_blob, unpack_ranges
 
 __all__ = ["Admission", "BrokerCore", "BrokerEvent", "BrokerOptions", "Requests"]
 

@@ -14,8 +14,8 @@ from rlzmq.protocol.broker.state import BrokerState, Peer
 from rlzmq.protocol.core import Received
 from rlzmq.protocol.ledger import DropReason, GrantedLease, RunnerRecord
 from rlzmq.wire.codec import SchemaError
-from rlzmq.wire.fragment_message import to_spans
 from rlzmq.wire.messages import Accepted, Committed, Fragment, Rejected, RunnerState
+from rlzmq.wire.payloads import to_spans
 
 __all__ = ["Intake"]
 

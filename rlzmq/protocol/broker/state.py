@@ -30,7 +30,6 @@ from rlzmq.wire.codec import (
     notice_of,
     open_publication,
 )
-from rlzmq.wire.fragment_message import FragmentRange, to_spans
 from rlzmq.wire.messages import (
     Config,
     ConnectorState,
@@ -42,6 +41,7 @@ from rlzmq.wire.messages import (
     UpdateReport,
     Weights,
 )
+from rlzmq.wire.payloads import FragmentRange, to_spans
 
 __all__ = [
     "BrokerOptions",

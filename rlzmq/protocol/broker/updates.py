@@ -28,7 +28,6 @@ from rlzmq.protocol.broker.state import BrokerState, KeptReport, OpenedUpdate, P
 from rlzmq.protocol.core import Quarantine, Received
 from rlzmq.protocol.ledger import DropReason, Entry, Ledger
 from rlzmq.wire.codec import FragmentId
-from rlzmq.wire.fragment_message import FragmentRange, pack_blobs, pack_ranges, slice_fragment, unpack_ranges
 from rlzmq.wire.messages import (
     LearnerState,
     OpenUpdate,
@@ -41,6 +40,7 @@ from rlzmq.wire.messages import (
     UpdateDone,
     UpdateReport,
 )
+from rlzmq.wire.payloads import FragmentRange, pack_blobs, pack_ranges, slice_fragment, unpack_ranges
 
 __all__ = [
     "Delivery",
