@@ -38,7 +38,6 @@ from rlzmq.algorithms.checkpoints import (
     select,
     starts_online_run,
     to_parts,
-    to_tree,
     wants,
     write_algorithm,
 )
@@ -49,6 +48,7 @@ from rlzmq.algorithms.stored_config import Given
 from rlzmq.config.base_config import BaseConfig
 from rlzmq.core import trace
 from rlzmq.core.call_watch import CallWatch
+from rlzmq.core.checkpoint import to_tree
 from rlzmq.core.errors import ClosedError, Interrupted, StandstillError
 from rlzmq.core.imports import LazyModule
 from rlzmq.core.metrics import MetricsLogger

@@ -49,6 +49,7 @@ from rlzmq.core.checkpoint import (
     part_of,
     read_checkpoint,
     read_manifest,
+    to_tree,
     write_checkpoint,
 )
 from rlzmq.core.errors import CheckpointError, ConfigurationError, RlzmqError, printable
@@ -76,7 +77,6 @@ __all__ = [
     "starts_online_run",
     "to_components",
     "to_parts",
-    "to_tree",
     "wants",
     "with_stored_seed",
     "write_algorithm",
@@ -92,18 +92,6 @@ COMPONENTS = (
     "modules",
 )
 _GROUP = "learner_group"  # each of its entries is a separate part
-
-
-def to_tree(parts: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the tree made of these parts."""
-    tree: dict[str, Any] = {}
-    for name, state in parts.items():
-        top, _, rest = name.partition("/")
-        if rest:
-            tree.setdefault(top, {})[rest] = state
-        else:
-            tree[top] = state
-    return tree
 
 
 def to_parts(state: Mapping[str, Any]) -> dict[str, Any]:

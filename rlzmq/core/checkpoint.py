@@ -68,6 +68,7 @@ __all__ = [
     "read_manifest",
     "read_part",
     "remove_tree",
+    "to_tree",
     "write_checkpoint",
     "write_part",
 ]
@@ -135,13 +136,7 @@ def read_part(path: str | Path, name: str, component: str | None = None) -> Any:
         CheckpointError: There is no such component.
     """
     folder, inside = find_inside(path)
-    tree: dict[str, Any] = {}
-    for part, state in read_checkpoint(folder).items():
-        place = tree
-        *above, last = part.split("/")
-        for key in above:
-            place = place.setdefault(key, {})
-        place[last] = state
+    tree = to_tree(read_checkpoint(folder))
     wanted = inside or (f"{name}/{component}" if component else name)
     state = part_of(tree, wanted)
     if state is None:
@@ -149,6 +144,18 @@ def read_part(path: str | Path, name: str, component: str | None = None) -> Any:
     for key in reversed((component or "").strip("/").split("/") if component else []):
         state = {key: state}
     return state
+
+
+def to_tree(parts: Mapping[str, Any]) -> dict[str, Any]:
+    """Return components as one tree: ``{"a/b": …}`` → ``{"a": {"b": …}}``."""
+    tree: dict[str, Any] = {}
+    for name, state in parts.items():
+        place = tree
+        *above, last = name.split("/")
+        for key in above:
+            place = place.setdefault(key, {})
+        place[last] = state
+    return tree
 
 
 def keys_on(tree: Mapping[str, Any], path: str) -> list[str]:

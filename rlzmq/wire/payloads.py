@@ -231,7 +231,6 @@ class _Writer(TreeWriter):
         return super().dict_(value, where, depth)
 
     def _episodes(self, episodes: Sequence[Any]) -> list[Any]:
-
         return self._batch(EpisodeBatch.from_episodes(episodes))
 
     def _batch(self, batch: Any) -> list[Any]:
@@ -306,7 +305,6 @@ class _Reader(TreeReader):
         if not isinstance(header, dict) or not isinstance(places, list):
             raise MalformedFrameError("packed episodes are a header and their arrays")
         arrays = [self.fetch(place) for place in places]
-
         batch = EpisodeBatch.from_wire(header, arrays)
         if tag == "__batch__":
             return batch
