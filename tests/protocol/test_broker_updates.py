@@ -18,7 +18,6 @@ from rlzmq.wire.messages import (
     ShardRefused,
     UpdateReport,
 )
-from rlzmq.wire.payloads import unpack_blob
 
 
 def test_ranks_get_exactly_their_steps_and_the_frames_untouched():
