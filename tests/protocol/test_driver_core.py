@@ -12,7 +12,7 @@ from rlzmq.protocol import core as E
 from rlzmq.protocol.driver_core import DriverCore, parse_report
 from rlzmq.wire import messages as m
 from rlzmq.wire.codec import FragmentId, WireError
-from rlzmq.wire.payloads import FragmentRange, pack_blobs, pack_ranges
+from rlzmq.wire.payloads import FragmentRange, pack_blobs, pack_ranges, unpack_ranges
 
 
 def _driver(*, is_welcome: bool = True, **options) -> DriverCore:
