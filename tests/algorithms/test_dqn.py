@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from typing import Any
 
 import gymnasium as gym
@@ -558,3 +559,26 @@ def test_a_round_of_fragments_trains_a_batch_unless_an_intensity_is_given(num_le
     assert plan.keeps_episodes
     assert made.training(training_intensity=4.0).update_plan().train_ratio == 4.0
     assert not made.training(n_step=1).update_plan().keeps_episodes
+
+
+def test_a_step_takes_few_python_calls() -> None:
+    """One env step and one minibatch, with the default settings. Most of a small network's step is calls."""
+    made = DQNConfig().environment("CartPole-v1").debugging(seed=0)
+    made.reporting(min_sample_timesteps_per_iteration=100, min_time_s_per_iteration=0)
+    made.training(num_steps_sampled_before_learning_starts=200)
+    num_calls = 0
+
+    def count(frame: object, event: str, argument: object) -> None:
+        nonlocal num_calls
+        num_calls += event == "call"
+
+    with made.build() as algo:
+        for _ in range(4):
+            before = algo.train()["num_env_steps_sampled_lifetime"]
+        profiler = sys.getprofile()
+        sys.setprofile(count)
+        try:
+            num_steps = algo.train()["num_env_steps_sampled_lifetime"] - before
+        finally:
+            sys.setprofile(profiler)
+    assert num_calls / num_steps < 625
