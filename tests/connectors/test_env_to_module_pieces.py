@@ -41,9 +41,6 @@ def nested_episode() -> SingleAgentEpisode:
     return SingleAgentEpisode(observations=[observation])
 
 
-# -- AddObservationsFromEpisodesToBatch -------------------------------------------------------------
-
-
 # -- BatchIndividualItems, NumpyToTensor -------------------------------------------------------------
 
 

@@ -136,19 +136,14 @@ def test_bounded_float_boxes_are_stretched_and_clipped() -> None:
     assert stretched.dtype == np.float32
 
 
-def test_bounded_integer_boxes_are_shifted() -> None:
-    shifted = normalized(gym.spaces.Box(-2, 2, (2,), np.int32), np.array([0, 4]))
-    assert shifted.tolist() == [-2, 2]
-    assert shifted.dtype == np.int32
-
-
 @pytest.mark.parametrize("clip_actions", [False, True])
-def test_bounded_integer_boxes_are_shifted_without_normalising_too(clip_actions: bool) -> None:
+def test_bounded_integer_boxes_are_shifted_with_and_without_normalising(clip_actions: bool) -> None:
     box = gym.spaces.Box(-2, 2, (2,), np.int32)
     off = {"normalize_actions": False, "clip_actions": clip_actions}
-    shifted = normalized(box, np.array([0, 4]), **off)
-    assert shifted.tolist() == [-2, 2]
-    assert shifted.dtype == np.int32
+    for kwargs in ({}, off):
+        shifted = normalized(box, np.array([0, 4]), **kwargs)
+        assert shifted.tolist() == [-2, 2]
+        assert shifted.dtype == np.int32
     nested = gym.spaces.Dict({"i": box, "x": gym.spaces.Box(-1, 1, (1,))})
     result = normalized(nested, {"i": np.array([1, 9]), "x": np.array([3.0], np.float32)}, **off)
     assert result["i"].tolist() == ([-1, 2] if clip_actions else [-1, 7])

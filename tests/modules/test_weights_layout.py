@@ -51,7 +51,8 @@ def randomize(module: Any) -> None:
     with torch.no_grad():
         for parameter in module.parameters():
             parameter.copy_(torch.randn(parameter.shape))
-        module["odd"].norm.num_batches_tracked.fill_(7)
+        if "odd" in module:
+            module["odd"].norm.num_batches_tracked.fill_(7)
 
 
 def test_a_block_carries_learner_weights_to_an_inference_only_copy() -> None:
@@ -65,7 +66,9 @@ def test_a_block_carries_learner_weights_to_an_inference_only_copy() -> None:
     block = sender.snapshot(learner)
     assert block.dtype == np.uint8
     assert block.shape == (sender.num_bytes,)
+    parameters = list(runner.parameters())
     receiver.load(runner, block)
+    assert all(p is q for p, q in zip(parameters, runner.parameters(), strict=True))
     for module_id in runner:
         for name, tensor in runner[module_id].state_dict().items():
             assert torch.equal(tensor, learner[module_id].state_dict()[name]), name
@@ -74,12 +77,6 @@ def test_a_block_carries_learner_weights_to_an_inference_only_copy() -> None:
 def wide(module_class: Any = None) -> Any:
     spec = RLModuleSpec(module_class, OBS, gym.spaces.Discrete(2), model_config={"fcnet_hiddens": [520, 520]})
     return MultiRLModuleSpec({"default_policy": spec}).build(seed=0)
-
-
-def randomize_all(module: Any) -> None:
-    with torch.no_grad():
-        for parameter in module["default_policy"].parameters():
-            parameter.copy_(torch.randn(parameter.shape))
 
 
 class Subclass(DefaultActorCriticModule):
@@ -92,7 +89,7 @@ def test_large_weights_of_a_default_module_may_be_the_block_itself(module_class:
     layout = WeightsLayout.of(source)
     chain = acting_chain(runner["default_policy"])
     for _ in range(3):
-        randomize_all(source)
+        randomize(source)
         block = np.zeros(layout.num_bytes + 64, np.uint8)
         start = -block.ctypes.data % 64
         block = layout.snapshot(source, block[start : start + layout.num_bytes])
@@ -115,7 +112,7 @@ def test_large_weights_of_a_default_module_may_be_the_block_itself(module_class:
             assert torch.equal(outputs[0], outputs[2])
             if chain is not None:
                 assert torch.equal(outputs[0], chain(observations, None)[0])
-    randomize_all(source)
+    randomize(source)
     layout.load(runner, bytes(layout.snapshot(source)), may_keep=True)  # read-only memory is copied
     assert layout.snapshot(runner).tobytes() == layout.snapshot(source).tobytes()
 
@@ -191,15 +188,6 @@ def test_a_snapshot_is_a_copy_and_can_reuse_memory() -> None:
     for wrong in (np.zeros(3, np.uint8), np.zeros(layout.num_bytes, np.int8)):
         with pytest.raises(ValueError, match="expected out to be uint8"):
             layout.snapshot(module, wrong)
-
-
-def test_loading_keeps_the_parameters_identity_and_gradients() -> None:
-    module = specs().build(seed=0)
-    layout = WeightsLayout.of(module)
-    parameters = list(module.parameters())
-    layout.load(module, layout.snapshot(specs().build(seed=2)))
-    assert all(p is q for p, q in zip(parameters, module.parameters(), strict=True))
-    assert all(p.requires_grad for p in module["z"].parameters())
 
 
 def test_a_block_that_does_not_fit_is_refused() -> None:
