@@ -172,7 +172,7 @@ class ExitsAtThree(ShortEnv):
 
 class RankOneIsInterrupted(PPOLearner):
     def compute_loss_for_module(self, **kwargs: Any) -> Any:
-        if self.rank == 1 or self.num_ranks == 1:
+        if self.rank == 1 or self.ranks.num == 1:
             raise KeyboardInterrupt
         return super().compute_loss_for_module(**kwargs)
 
