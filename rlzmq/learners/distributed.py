@@ -19,7 +19,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, Literal, Protocol, Self
+from typing import TYPE_CHECKING, Any, Literal, Self
 
 import numpy as np
 import torch
@@ -48,16 +48,6 @@ _LOOK_EVERY_S = 0.02
 _LINE_BYTES = 128  # a pair of cache lines, so that no two semaphores share one (a sem_t has at most 64 bytes)
 _PAGE_BYTES = mmap.PAGESIZE
 _NONCE_BYTES = 16
-
-
-class _Group(Protocol):
-    """The interface that ranks need to agree on the memory; see `rlzmq.learners.distributed.RankGroup`."""
-
-    rank: int
-    timeout_s: float
-    host_ranks: list[int]
-
-    def gather_bytes(self, data: bytes) -> list[bytes]: ...
 
 
 class _Timespec(ctypes.Structure):
@@ -116,7 +106,7 @@ class SharedRows:
         index: Which row is this rank's.
     """
 
-    def __init__(self, group: _Group, memory: mmap.mmap, row_bytes: int, pids: list[int]) -> None:
+    def __init__(self, group: RankGroup, memory: mmap.mmap, row_bytes: int, pids: list[int]) -> None:
         self._timeout_s = group.timeout_s
         self._memory = memory
         self._semaphores = _Semaphores()
@@ -139,7 +129,7 @@ class SharedRows:
                 self._peers.append(_Peer(rank, pids[peer], its, mine, flags[peer : peer + 1]))
 
     @classmethod
-    def map(cls, group: _Group, row_bytes: int) -> Self | str:
+    def map(cls, group: RankGroup, row_bytes: int) -> Self | str:
         """Create the memory of each host's ranks. A collective of all ranks of all hosts.
 
         Args:

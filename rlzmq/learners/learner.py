@@ -24,7 +24,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from itertools import chain, islice
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
@@ -46,7 +46,7 @@ from rlzmq.core.update_plan import derive_seed
 from rlzmq.episodes.columns import DEFAULT_MODULE_ID
 from rlzmq.learners.execution import LearnerCompiler, MixedPrecision
 from rlzmq.learners.optimizers import DEFAULT_OPTIMIZER, Optimizers, make_adam
-from rlzmq.learners.ranks import Ranks, learner_device, seeded
+from rlzmq.learners.ranks import Ranks, learner_device
 from rlzmq.learners.snapshot import Snapshot
 from rlzmq.learners.sources import BatchSource, FreshBatch, num_env_steps_of
 from rlzmq.learners.train_batch import MinibatchIterator, TrainBatch, TrainBatchBuilder
@@ -893,13 +893,11 @@ class Learner(TellsUncalled, Checkpointable):
         if self.module is None:
             raise RuntimeError(f"{type(self).__name__}: call build() first.")
 
-    @contextmanager
-    def _running(self) -> Iterator[None]:
+    def _running(self) -> AbstractContextManager[None]:
         """Run torch as configured in the block: threads, precision, the random numbers of this update."""
         seed = derive_seed(self.seed, "learner", self.rank, self.weights_seq_no)
         precision = nullcontext() if self._precision is None else self._precision.on(self.module)
-        with self.ranks.torch_threads(), seeded(seed, self.device), precision:
-            yield
+        return self.ranks.running(seed, precision)
 
 
 class TorchLearner(Learner):

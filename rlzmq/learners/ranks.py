@@ -42,7 +42,6 @@ __all__ = [
     "Ranks",
     "UpdateAgreement",
     "learner_device",
-    "seeded",
     "set_torch_threads",
     "torch_threads",
 ]
@@ -193,6 +192,25 @@ class Ranks:
                 )
             wanted = self._num_threads
         return torch_threads(wanted)
+
+    @contextmanager
+    def running(self, seed: int, precision: AbstractContextManager[None]) -> Iterator[None]:
+        """Run torch with the configured threads and precision, and with random numbers that follow from a seed.
+
+        Its global generators are restored afterwards.
+        """
+        generators, device = [torch.default_generator], self._learner.device
+        if device.type == "cuda":
+            generators.append(torch.cuda.default_generators[device.index or 0])
+        before = [*map(torch.Generator.get_state, generators)]
+        for generator in generators:
+            generator.manual_seed(seed)
+        try:
+            with self.torch_threads(), precision:
+                yield
+        finally:
+            for generator, state in zip(generators, before, strict=True):
+                generator.set_state(state)
 
     def broadcast_state(self, source_rank: int) -> None:
         """Make every rank's state (weights, optimizers, counters, …) equal to `source_rank`'s."""
@@ -595,25 +613,6 @@ def _changed_threads(num_threads: int, before: int) -> Iterator[None]:
         yield
     finally:
         torch.set_num_threads(before)
-
-
-class seeded:
-    """Seeds torch's global generators for a device in the block, and restores them afterwards."""
-
-    def __init__(self, seed: int, device: torch.device) -> None:
-        self._seed = seed
-        self._generators = [torch.default_generator]
-        if device.type == "cuda":
-            self._generators.append(torch.cuda.default_generators[device.index or 0])
-
-    def __enter__(self) -> None:
-        self._before = [*map(torch.Generator.get_state, self._generators)]
-        for generator in self._generators:
-            generator.manual_seed(self._seed)
-
-    def __exit__(self, *exc_info: object) -> None:
-        for generator, state in zip(self._generators, self._before, strict=True):
-            generator.set_state(state)
 
 
 @functools.cache
