@@ -15,7 +15,7 @@ ALLOWED = {
     "core/run_dir.py",
     "core/addresses.py",
     "roles/broker_role.py",
-    "driver/supervision.py",
+    "driver/broker_pipeline.py",
     "replay/shards.py",
     "telemetry/run_directory.py",
     "telemetry/runs.py",
