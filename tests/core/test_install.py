@@ -18,7 +18,7 @@ import pytest
 import rlzmq
 
 PROJECT = Path(__file__).parents[2] / "pyproject.toml"
-MAX_IMPORT_S = 0.3
+MAX_IMPORT = 0.4  # of the processor time of torch's import
 
 
 def test_an_application_without_sources_imports_and_trains(tmp_path: Path) -> None:
@@ -42,16 +42,15 @@ def test_an_application_without_sources_imports_and_trains(tmp_path: Path) -> No
     assert done.stdout.split() == [str(tmp_path / "rlzmq" / "__init__.pyc"), str(len(rlzmq.__all__))]
 
 
-@pytest.mark.alone
 def test_importing_the_library_takes_little_beside_torchs_import() -> None:
     code = (
-        "import time, torch; begin = time.process_time()\n"
-        "from rlzmq import PPOConfig; print(time.process_time() - begin)"
+        "import time; begin = time.process_time(); import torch; middle = time.process_time()\n"
+        "from rlzmq import PPOConfig; print((time.process_time() - middle) / (middle - begin))"
     )
     runs = [
         subprocess.run([sys.executable, "-c", code], stdout=subprocess.PIPE, check=True) for _ in range(3)
     ]
-    assert min(float(run.stdout) for run in runs) <= MAX_IMPORT_S
+    assert min(float(run.stdout) for run in runs) <= MAX_IMPORT
 
 
 @pytest.fixture(scope="module")
