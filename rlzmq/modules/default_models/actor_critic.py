@@ -385,23 +385,20 @@ class ActingChain:
     tensors are the module's own parameters, so weights loaded in place take effect at once.
 
     Args:
-        encoders: The layers of an encoder, and the LSTM after them or None, by the key of its part of the state; None:
-            the only one's state is the whole. The first one's output is the head's input.
-        head: The layers after the encoder.
+        encoders: The layers before an LSTM and the LSTM, by the key of its part of the state; None: the only one's
+            state is the whole. The first one's output is the head's input. Empty without an LSTM.
+        head: All other layers.
     """
 
     def __init__(
-        self,
-        encoders: dict[str | None, tuple[list[DenseLayer], RecurrentEncoder | None]],
-        head: list[DenseLayer],
+        self, encoders: dict[str | None, tuple[list[DenseLayer], RecurrentEncoder]], head: list[DenseLayer]
     ) -> None:
-        self._encoders: list[tuple[str | None, list[DenseLayer], list[Any] | None]] = [
-            (key, layers, None if lstm is None else [lstm.lstm._parameters[name] for name in _LSTM_WEIGHTS])
+        self._encoders: list[tuple[str | None, list[DenseLayer], list[Any]]] = [
+            (key, layers, [lstm.lstm._parameters[name] for name in _LSTM_WEIGHTS])
             for key, (layers, lstm) in encoders.items()
         ]
         self._head = head
-        sizes = [lstm.max_cell_rows for _, lstm in encoders.values() if lstm is not None]
-        self._max_rows: int | None = min(sizes, default=None)
+        self._max_rows: int | None = min((lstm.max_cell_rows for _, lstm in encoders.values()), default=None)
 
     def takes(self, x: object) -> bool:
         """Return whether the chain computes what the module does for these inputs."""
@@ -421,16 +418,13 @@ class ActingChain:
         features: Tensor | None = None
         state_out: Any = None
         for key, layers, weights in self._encoders:
-            outputs = run_chain(layers, x)
-            if weights is not None:
-                before = state if key is None else state[key]
-                outputs, c = torch.lstm_cell(outputs, (before["h"], before["c"]), *weights)
-                after = {"h": outputs, "c": c}
-                state_out = after if key is None else {**(state_out or {}), key: after}
+            before = state if key is None else state[key]
+            h, c = torch.lstm_cell(run_chain(layers, x), (before["h"], before["c"]), *weights)
+            after = {"h": h, "c": c}
+            state_out = after if key is None else {**(state_out or {}), key: after}
             if features is None:
-                features = outputs
-        assert features is not None
-        return run_chain(self._head, features), state_out
+                features = h
+        return run_chain(self._head, x if features is None else features), state_out
 
 
 def acting_chain(module: object) -> ActingChain | None:
@@ -443,7 +437,8 @@ def acting_chain(module: object) -> ActingChain | None:
     parts: dict[str | None, Any] = {None: module.encoder}
     if module._recurrent and module._separate:
         parts = {"actor": module.encoder, "critic": module.vf_encoder}
-    encoders: dict[str | None, tuple[list[DenseLayer], RecurrentEncoder | None]] = {}
+    encoders: dict[str | None, tuple[list[DenseLayer], RecurrentEncoder]] = {}
+    first: list[DenseLayer] = []
     for key, part in parts.items():
         lstm = part if type(part) is RecurrentEncoder else None
         if _has_hooks(module, part) or (lstm is not None and not _is_plain(lstm.lstm)):
@@ -451,9 +446,12 @@ def acting_chain(module: object) -> ActingChain | None:
         layers = _dense_layers(part if lstm is None else lstm.tokenizer)
         if layers is None:
             return None
-        encoders[key] = layers, lstm
+        if lstm is None:
+            first = layers
+        else:
+            encoders[key] = layers, lstm
     head = _dense_layers(module.pi)
-    return None if head is None else ActingChain(encoders, head)
+    return None if head is None else ActingChain(encoders, [*first, *head])
 
 
 def run_chain(layers: list[DenseLayer], x: Tensor) -> Tensor:
