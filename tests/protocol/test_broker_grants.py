@@ -7,35 +7,18 @@ from core_fakes import Bench, bench_with_runner
 
 from rlzmq.protocol.core import Malformed, Tick
 from rlzmq.wire.messages import (
-    ConnectorState,
     Goodbye,
     LeaseReturned,
     Notice,
+    Pause,
     Refused,
     Rejected,
+    Resume,
     RunnerState,
     ShardPlan,
     ShardReady,
-    UpdateReport,
     Welcome,
 )
-
-
-def test_no_lease_before_weights_driver_and_connector_state_are_there():
-    bench = Bench()
-    bench.runner()
-    bench.learner()
-    bench.weights(0)
-    assert bench.leases() == []
-    bench.driver()
-    bench.open(connector_version=2)
-    assert bench.leases() == []
-    bench.send("driver", ConnectorState(1), (b"old",))
-    assert bench.leases() == []
-    bench.send("driver", ConnectorState(2), (b"merged",))
-    kinds = [type(item.message) for item in bench.out if item.peer == b"runner"]
-    assert kinds[0] is ConnectorState, "the state goes out before the lease that asks for it"
-    assert bench.leases()[0].connector_version == 2
 
 
 def test_a_slow_runner_gets_less_of_the_rest_and_is_cut_after_twice_its_time():
@@ -85,29 +68,6 @@ def test_a_peer_that_keeps_sending_what_no_peer_sends_is_expelled_and_its_place_
     assert bench.sent("runner", Welcome)
 
 
-def test_the_driver_is_never_expelled():
-    bench = Bench()
-    bench.ready_run()
-    for _ in range(30):
-        bench.event(Malformed(b"driver", "dtype", "x"))
-    assert bench.state.driver is not None
-
-
-def test_expired_leases_go_to_someone_else_and_the_late_fragment_still_counts():
-    bench = Bench(peer_timeout_s=100.0)
-    bench.ready_run(batch=20, lease_timeout_s=3.0)
-    bench.runner("a")
-    (lease,) = bench.leases("a")
-    bench.runner("b")
-    bench.now = 3.0
-    bench.event(Tick())
-    assert len(bench.leases("b")) == 1
-    assert bench.leases("a") == [], "a is suspect"
-    assert [notice.event for notice in bench.sent("driver", Notice)] == ["lease_expired"]
-    bench.fragment(lease.lease_id, steps=20, runner="a")
-    assert bench.sent("learner-0", ShardPlan)[0].num_env_steps == 20
-
-
 def _says(lease_ids, *, progress=0, is_sampling=True, unaccepted=(), pace_s=0.0):
     return RunnerState(0, 0, unaccepted, tuple(lease_ids), is_sampling, 1, 0, -1, progress, 0, pace_s)
 
@@ -154,7 +114,9 @@ def test_a_lease_without_progress_is_kept_while_nobody_else_is_free():
     bench.event(Tick())
     assert [notice.event for notice in bench.sent("driver", Notice)] == ["lease_expired"]
     assert len(bench.leases("b")) == 1
-    assert lease.lease_id not in bench.state.leases.leases
+    assert bench.leases("a") == [], "a is suspect"
+    bench.fragment(lease.lease_id, steps=20, runner="a")
+    assert bench.sent("learner-0", ShardPlan)[0].num_env_steps == 20, "what comes late still counts"
 
 
 def test_a_runner_that_shows_progress_and_delivers_nothing_loses_its_lease_and_gets_no_other():
@@ -201,24 +163,11 @@ def test_what_a_runner_claims_counts_only_once_it_has_shown_it():
     assert bench.state.most_envs == 4, "nor does it widen the bound on staleness for ever"
 
 
-def test_a_slot_is_held_until_the_new_weights_are_out():
-    bench = Bench(max_leases_per_runner=100)
-    bench.ready_run(batch=20, staleness=1, max_policy_lag=1)
-    bench.runner()
-    leases = bench.leases()
-    assert len(leases) == 2
-    bench.fragment(leases[0].lease_id, steps=20)
-    assert bench.leases() == []
-    plan = bench.make_ready()
-    bench.done(plan)
-    assert bench.sent("driver", UpdateReport)
-    assert bench.leases() == [], "trained, but version 1 is not published"
-    bench.weights(1)
-    assert [lease.weights_version for lease in bench.leases()] == [1]
-
-
-def _held_after_a_slow_way(names):
-    """Return the env steps of the second batch that each runner holds; it samples 100 in the time of a lease's way."""
+@pytest.mark.parametrize(
+    ("names", "num_busy"), [(("a@far", "b@farther", "c@farthest"), 1), (("a@far", "b@far", "c@far"), 3)]
+)
+def test_a_batch_that_takes_less_time_than_its_way_goes_to_one_host_whose_runners_divide_it(names, num_busy):
+    """Each samples 100 env steps in the time of a lease's way, and to each host weights travel once."""
     bench = Bench(peer_timeout_s=1e4)
     bench.ready_run(batch=80, fragment_length=20)
     plans = []
@@ -236,14 +185,74 @@ def _held_after_a_slow_way(names):
     bench.done(plan)
     bench.weights(1)
     bench.open(1, batch=80, fragment_length=20)
-    return {name: bench.state.leases.held_env_steps(f"uuid-{name}") for name in names}
+    held = [bench.state.leases.held_env_steps(f"uuid-{name}") for name in names]
+    assert sum(map(bool, held)) == num_busy
 
 
-def test_a_batch_that_takes_less_time_than_its_way_is_not_split_among_those_who_are_far():
-    held = _held_after_a_slow_way(("a@far", "b@farther", "c@farthest"))
-    assert sorted(held.values()) == [0, 0, 80]
+def test_only_a_lease_that_is_out_can_be_returned_and_only_by_its_holder():
+    bench = Bench()
+    bench.ready_run(batch=20)
+    bench.runner("a")
+    (lease,) = bench.leases("a")
+    bench.runner("b")
+    for peer, lease_id in (("a", lease.lease_id + 1), ("b", lease.lease_id)):
+        bench.send(peer, LeaseReturned(lease_id, "not its own"))
+        assert list(bench.state.leases.leases) == [lease.lease_id]
+    assert bench.state.refused == {}
 
 
-def test_runners_of_one_host_divide_a_batch_since_its_weights_travel_once():
-    held = _held_after_a_slow_way(("a@far", "b@far", "c@far"))
-    assert all(0 < steps < 80 for steps in held.values())
+# ------------------------------------------------------------------ running ahead
+
+
+def test_a_runner_whose_window_is_full_does_not_hold_up_the_others():
+    bench = Bench(max_leases_per_runner=3, window_bytes=1)
+    bench.ready_run(batch=40, staleness=9, max_policy_lag=9)
+    bench.runner("full")
+    bench.fragment(bench.leases("full")[0].lease_id, steps=20, runner="full")
+    for lease in bench.state.leases.of_peer("uuid-full"):
+        bench.send("full", LeaseReturned(lease.lease_id, "outdated"))
+    covering = bench.state.leases.of_peer("uuid-full")
+    assert sum(lease.num_env_steps for lease in covering) == 20, "what the batch lacks, no more"
+    bench.runner("other")
+    assert bench.leases("other")
+    assert bench.leases("full") == []
+
+
+@pytest.mark.parametrize("batch", [20, 39])
+def test_runners_that_are_free_at_once_get_no_more_than_the_slots_allow_in_all(batch):
+    bench = Bench()
+    bench.ready_run(batch=batch, staleness=1, max_policy_lag=1, fragment_length=40)
+    bench.send("driver", Pause())
+    for name in "abc":
+        bench.runner(name)
+    bench.send("driver", Resume())
+    assert [bench.state.leases.held_env_steps(f"uuid-{name}") for name in "abc"] == [40, 0, 0]
+
+
+@pytest.mark.parametrize(
+    ("staleness", "max_policy_lag", "max_s"),
+    [(0, 3, 200.0), (1, -1, 200.0), (1, 1, 0.75), (3, 3, 1.5), (9, 4, 2.25)],
+)
+def test_a_lease_among_others_ends_after_three_quarters_of_the_time_in_which_its_data_grows_old(
+    staleness, max_policy_lag, max_s
+):
+    """Updates of 40 env steps are committed every second; the runner that is asked for takes ten seconds for one."""
+    bench = Bench(max_leases_per_runner=1, peer_timeout_s=1e4)
+    terms = {"batch": 40, "staleness": staleness, "max_policy_lag": max_policy_lag, "lease_timeout_s": 30.0}
+    bench.ready_run(**terms)
+    bench.send("driver", Pause())
+    bench.runner("fast")
+    bench.runner("slow")
+    for update_id in range(2):
+        bench.now += 1.0
+        bench.fragment(steps=40, runner="fast", version=update_id)
+        bench.done(bench.make_ready())
+        bench.weights(update_id + 1)
+        bench.open(update_id + 1, **terms)
+    bench.send("driver", Resume())
+    bench.now += 200.0
+    (trial,) = bench.state.leases.of_peer("uuid-slow")
+    bench.fragment(trial.lease_id, steps=2, runner="slow", version=2)
+    (lease,) = bench.leases("slow")
+    assert lease.num_vector_steps * 4 == 20
+    assert lease.max_s == pytest.approx(max_s if max_s < 100 else 2 * 20 / (2 / 200))

@@ -1,58 +1,26 @@
-"""What one peer, or time, may do to a broker: bounded memory, no foreign names, no impossible numbers."""
+"""What one peer, a crowd from outside or time may do to a broker: bounded memory, no foreign names or numbers."""
 
 from __future__ import annotations
 
 import pytest
-from core_fakes import Bench
+from core_fakes import Bench, bench_with_runner
 
-from rlzmq.protocol.core import Tick
+from rlzmq.protocol.broker import state
+from rlzmq.protocol.core import Overrun, PeerLost, Received, Report, Tick
 from rlzmq.protocol.driver_core import parse_report
 from rlzmq.wire.messages import (
     Accepted,
     DriverState,
-    Goodbye,
+    Hello,
     Notice,
     Refused,
     Rejected,
     RunnerState,
-    Train,
     UpdateReport,
+    Welcome,
 )
 
-
-def _running(**options) -> Bench:
-    bench = Bench(**options)
-    bench.ready_run(batch=20)
-    bench.runner()
-    return bench
-
-
-def _train(bench: Bench, update_id: int) -> UpdateReport:
-    """One update from its fragment to its report."""
-    if update_id:
-        bench.open(update_id, batch=20)
-    (lease,) = bench.leases()
-    bench.fragment(lease.lease_id, version=update_id)
-    plan = bench.make_ready()
-    assert bench.sent("learner-0", Train)
-    out = bench.done(plan)
-    (report,) = [item for item in out if isinstance(getattr(item, "message", None), UpdateReport)]
-    bench.weights(update_id + 1)
-    return parse_report(report.message, report.payload)
-
-
 # ------------------------------------------------------------------ who it is
-
-
-def test_a_connection_is_one_peer_at_a_time():
-    bench = _running()
-    assert bench.state.leases.leased_env_steps() == 20
-    for index in range(50):
-        bench.hello(
-            "runner", "runner", num_envs=4, name=f"runner-{index}", uuid=f"another-{index}", hello_id=1
-        )
-    assert list(bench.state.runners) == ["another-49"]
-    assert bench.state.leases.leased_env_steps() == 20, "what the others had is free again"
 
 
 @pytest.mark.parametrize("fields", [{"uuid": "u" * 201}, {"name": "n" * 201}])
@@ -63,31 +31,11 @@ def test_an_impossible_hello_is_refused(fields):
     assert not bench.state.runners
 
 
-def test_names_and_hellos_of_the_past_do_not_pile_up(monkeypatch):
-    monkeypatch.setattr("rlzmq.protocol.broker.state._MAX_KNOWN", 10)
-    bench = Bench()
-    for index in range(30):
-        bench.hello(f"{index}", "runner", num_envs=1)
-    assert len(bench.state.names) == len(bench.state.hello_ids) == 10
-    bench.hello("20", "runner", num_envs=1)  # known for long, and heard of just now
-    newest = [str(index) for index in [*range(21, 30), 20]]
-    assert list(bench.state.names) == [("runner", name) for name in newest]
-    assert list(bench.state.hello_ids) == [f"uuid-{name}" for name in newest]
-
-
-def test_of_processes_that_are_not_let_in_again_the_oldest_are_let_go(monkeypatch):
-    monkeypatch.setattr("rlzmq.protocol.broker.state._MAX_FENCED", 3)
-    bench = Bench()
-    for index in range(5):  # each takes the name from its predecessor
-        bench.hello(f"{index}", "runner", num_envs=1, name="runner")
-    assert list(bench.state.fenced) == ["uuid-1", "uuid-2", "uuid-3"]
-
-
 # ------------------------------------------------------------------ what it says
 
 
 def test_a_fragment_under_another_name_leaves_no_trace():
-    bench = _running()
+    bench = bench_with_runner(batch=20)
     bench.runner("victim")
     for seq in range(9):
         bench.fragment(runner="runner", seq=seq, incarnation=2)
@@ -100,30 +48,20 @@ def test_a_fragment_under_another_name_leaves_no_trace():
 
 @pytest.mark.parametrize("fields", [{"seq": 2**62}, {"steps": 2**62}, {"steps": -1}])
 def test_an_impossible_number_leaves_no_trace(fields):
-    bench = _running()
+    bench = bench_with_runner(batch=20)
     bench.fragment(**fields)
     assert bench.sent("driver", Notice)[0].event == "protocol_error"
     (told, _offence) = bench.sent("runner", Rejected)
-    assert (told.seq, told.reason, told.detail) == (fields.get("seq", 0), "rejected", "an impossible number")
+    assert (told.seq, told.reason) == (fields.get("seq", 0), "rejected")
     accounting = bench.state.ledger.accounting
     assert (accounting.sampled, sum(accounting.dropped.values())) == (0, 0)
-    assert bench.state.ledger.runner("uuid-runner", 1).beyond == set()
 
 
 def test_a_runner_cannot_be_done_with_what_it_never_sent():
-    bench = _running()
+    bench = bench_with_runner(batch=20)
     bench.send("runner", RunnerState(2**60, 2**60, (), (), False, 1, 0, -1, 0, 0))
     assert bench.sent("driver", Notice)[0].event == "protocol_error"
     assert bench.state.ledger.runner("uuid-runner", 1).watermark == 0
-
-
-def test_fragments_of_a_fenced_process_are_counted_only_as_far_as_it_may_have_sent_them():
-    bench = _running()
-    bench.hello("again", "runner", num_envs=4, name="runner", uuid="newer", incarnation=2)
-    for seq in (0, 2**62):
-        bench.fragment(seq=seq)
-        assert bench.sent("runner", Rejected)[0].reason == "fenced"
-    assert bench.state.ledger.accounting.dropped == {"fenced": 20}
 
 
 def test_what_is_held_is_not_refused_when_it_comes_again_whatever_the_memory():
@@ -159,18 +97,27 @@ def test_without_leases_a_runner_fills_its_share_to_the_last_byte(bound):
 # ------------------------------------------------------------------ records
 
 
+def _report_of(bench: Bench) -> Report:
+    """The report of the update whose shard plan is in the last output."""
+    out = bench.done(bench.make_ready())
+    (report,) = [item for item in out if isinstance(getattr(item, "message", None), UpdateReport)]
+    return parse_report(report.message, report.payload)
+
+
 def test_a_runner_that_is_gone_for_long_is_forgotten_and_may_not_come_back():
-    bench = _running(forget_after_s=100.0)
-    _train(bench, 0)
+    bench = Bench(forget_after_s=100.0)
+    bench.ready_run(batch=20)
+    bench.runner()
+    bench.fragment()
+    _report_of(bench)
+    bench.weights(1)
     bench.send("driver", DriverState(-1, 1))
-    assert bench.state.receipts._forgettable
     bench.now = 20.0
     bench.event(Tick())  # nobody was heard of since: all are lost
     assert not bench.state.runners
     bench.now = 125.0
     bench.event(Tick())
     assert not bench.state.ledger.runners
-    assert not bench.state.receipts._forgettable
     bench.runner()
     assert bench.sent("runner", Refused)[0].reason == "fenced"
     bench.driver(next_update=1)
@@ -179,40 +126,113 @@ def test_a_runner_that_is_gone_for_long_is_forgotten_and_may_not_come_back():
     bench.open(1, batch=20)
     bench.runner("another")
     bench.fragment(bench.leases("another")[0].lease_id, runner="another", version=1, generation=2)
-    out = bench.done(bench.make_ready())
-    (report,) = [item for item in out if isinstance(getattr(item, "message", None), UpdateReport)]
-    opened = parse_report(report.message, report.payload)
-    assert list(opened.forgotten) == [("uuid-runner", 1)]
-    assert opened.watermarks == {("uuid-another", 1): 1}
+    report = _report_of(bench)
+    assert list(report.forgotten) == [("uuid-runner", 1)]
+    assert report.watermarks == {("uuid-another", 1): 1}
 
 
-def _kept(bench: Bench, until: float) -> list[str]:
-    """Runners with a record, after ticks every ten seconds; those who are there are heard."""
-    while bench.now < until:
+# ------------------------------------------------------------------ peers from outside
+
+ORIGIN = "runner at 10.0.0.9"
+
+
+def _hello(bench: Bench, peer: str, number: int = 0, origin: str = ORIGIN, **fields) -> list:
+    values = {"name": f"{peer}@host", "uuid": f"uuid-{peer}-{number}", "num_envs": 1, **fields}
+    return bench.event(Received(peer.encode(), Hello("runner", **values), origin=origin))
+
+
+def _num_records(bench: Bench) -> int:
+    state = bench.state
+    return max(len(state.names), len(state.hello_ids), len(state.ledger.runners), len(state.newcomers))
+
+
+def test_another_name_on_one_connection_is_an_offence_and_no_record():
+    bench = Bench()
+    _hello(bench, "a")
+    for number in range(1, 10):
+        _hello(bench, "a", number)
+        assert bench.sent("a", Rejected)[0].reason == "identity"
+        assert bench.sent("a", Welcome) == []
+    assert _num_records(bench) == 1
+    _hello(bench, "a", 10)
+    assert bench.sent("a", Refused)[0].reason == "expelled"
+    assert bench.state.refused == {"identity": 10}
+
+
+@pytest.mark.parametrize("stays_connected", [True, False])
+def test_ever_new_processes_are_remembered_up_to_a_number(monkeypatch, stays_connected):
+    monkeypatch.setattr(state, "_MAX_PER_ORIGIN", 50)
+    bench = Bench()
+    for number in range(500):
+        _hello(bench, f"flood-{number}")
+        if not stays_connected:
+            bench.event(PeerLost(f"flood-{number}".encode()))
+    assert _num_records(bench) <= 51
+    assert len(bench.state.by_routing) <= 50
+    assert bench.state.refused["crowd"] == 450
+    assert bench.state.ledger.take_watermarks() == [], "the driver never heard of them"
+
+
+def test_who_has_worked_and_who_is_connected_stays(monkeypatch):
+    monkeypatch.setattr(state, "_MAX_PER_ORIGIN", 20)
+    bench = Bench()
+    bench.ready_run(batch=4000)
+    _hello(bench, "runner", uuid="uuid-runner", incarnation=1)
+    bench.fragment(steps=4)
+    _hello(bench, "idle")
+    for number in range(200):
+        _hello(bench, f"flood-{number}")
+        bench.event(PeerLost(f"flood-{number}".encode()))
+    assert {"uuid-runner", "uuid-idle-0"} <= set(bench.state.runners)
+    bench.event(PeerLost(b"runner"))
+    told = []
+    for number in range(200, 250):
+        _hello(bench, f"flood-{number}")
+        told += [refused.reason for refused in bench.sent("idle", Refused)]
+    assert told == ["crowd"]
+    assert ("uuid-runner", 1) in bench.state.ledger.runners, "what it delivered is known while others come"
+    assert "uuid-idle-0" not in bench.state.runners, "of a crowd that is all connected the first one leaves"
+
+
+def test_one_address_does_not_push_out_another(monkeypatch):
+    monkeypatch.setattr(state, "_MAX_PER_ORIGIN", 1000)
+    monkeypatch.setattr(state, "_MAX_IN_ALL", 40)
+    bench = Bench()
+    for number in range(10):
+        _hello(bench, f"good-{number}", origin="runner at 10.0.0.1")
+        bench.event(PeerLost(f"good-{number}".encode()))
+    for number in range(200):
+        _hello(bench, f"flood-{number}")
+    assert len(bench.state.newcomers) == 40
+    assert all(f"uuid-good-{number}-0" in bench.state.hello_ids for number in range(10))
+
+
+def test_runners_that_worked_and_left_are_remembered_up_to_a_number(monkeypatch):
+    monkeypatch.setattr("rlzmq.protocol.broker.state._MAX_ABSENT", 10)
+    bench = Bench()
+    bench.ready_run(batch=40_000)
+    for number in range(30):
+        bench.now += 1.0
+        bench.hello("driver", "driver", name="driver", uuid="uuid-driver")
+        bench.runner(f"{number}", first_unacked=3)
+        bench.event(PeerLost(f"{number}".encode()))
         bench.now += 10.0
-        for peer in list(bench.state.by_routing):
-            if peer != b"driver":
-                bench.send(peer.decode(), RunnerState(0, 0, (), (), False, 1, 0, -1, 0, 0))
         bench.event(Tick())
-    return [uuid for uuid, _ in bench.state.ledger.runners]
-
-
-def _with_runners(*names: str, **options) -> Bench:
-    bench = Bench(peer_timeout_s=1e4, **options)
-    for name in names:
-        bench.runner(name)
+    bench.now += 10.0
     bench.event(Tick())
-    return bench
+    assert len(bench.state.ledger.runners) == 10
+    assert ("uuid-29", 1) in bench.state.ledger.runners
 
 
-def test_a_runner_is_forgotten_the_whole_time_after_it_was_last_here():
-    bench = _with_runners("there", "holds", "comes back", forget_after_s=50.0)
-    bench.fragment(steps=9, runner="holds")
-    for name in ("holds", "comes back"):
-        bench.send(name, Goodbye("bye"))
-    assert _kept(bench, 40.0) == ["uuid-there", "uuid-holds", "uuid-comes back"]
-    bench.runner("comes back")
-    _kept(bench, 50.0)
-    bench.send("comes back", Goodbye("bye"))
-    assert _kept(bench, 100.0) == ["uuid-there", "uuid-holds", "uuid-comes back"]
-    assert _kept(bench, 110.0) == ["uuid-there", "uuid-holds"], "what it holds is not trained yet"
+def test_who_never_reads_is_expelled():
+    bench = Bench()
+    bench.driver()
+    _hello(bench, "a")
+    bench.event(Overrun(b"a"))
+    assert bench.sent("a", Refused)[0].reason == "expelled"
+    assert [notice.event for notice in bench.sent("driver", Notice)] == ["expelled"]
+    bench.event(Overrun(b"a"))
+    bench.event(Overrun(b"asked-for-the-config"))
+    assert bench.out == []
+    assert bench.state.refused == {"overrun": 3}
+    assert not bench.state.runners

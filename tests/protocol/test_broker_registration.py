@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import pytest
-from core_fakes import Bench, publication
+from core_fakes import Bench
 
-from rlzmq.protocol.core import Malformed, PeerLost, Send
-from rlzmq.wire.codec import FragmentId
+from rlzmq.protocol.core import Malformed, PeerLost
 from rlzmq.wire.messages import (
-    Config,
-    ConfigRequest,
     Goodbye,
     Notice,
     Refused,
@@ -17,21 +14,9 @@ from rlzmq.wire.messages import (
     StatusRequest,
     TraceClock,
     TraceEvents,
-    Weights,
     Welcome,
 )
-from rlzmq.wire.payloads import FragmentRange, pack_ranges
-
-
-def test_roles_say_only_what_is_theirs():
-    bench = Bench()
-    bench.runner()
-    bench.send("runner", Weights(1, 5), (publication(5),))
-    assert bench.sent("runner", Rejected)[0].reason == "role"
-    assert bench.state.weights is None
-    assert bench.state.refused == {"role": 1}
-    bench.hello("alien", "pirate")
-    assert bench.sent("alien", Refused)[0].reason == "role"
+from rlzmq.wire.payloads import pack_ranges
 
 
 def test_strangers_are_asked_to_say_hello():
@@ -56,16 +41,6 @@ def test_malformed_messages_are_counted_and_answered_to_those_we_know():
     assert bench.state.refused == {"dtype": 1, "malformed": 1, "version": 1}
 
 
-def test_the_configuration_is_given_to_whoever_asks_before_hello():
-    bench = Bench()
-    bench.send("new", ConfigRequest())
-    assert [item.message.reason for item in bench.out] == ["no_driver"]
-    bench.driver()
-    bench.send("driver", Config("run", "digest"), (b"the config",))
-    bench.send("new", ConfigRequest())
-    assert bench.out == [Send(b"new", Config("run", "digest"), (b"the config",))]
-
-
 def test_a_runner_from_outside_cannot_take_the_name_of_one_that_is_there():
     bench = Bench()
     bench.driver()
@@ -80,39 +55,17 @@ def test_a_runner_from_outside_cannot_take_the_name_of_one_that_is_there():
             replaces="uuid-of-nobody",
         )
         (refused,) = bench.sent("thief", Refused)
-        assert (refused.reason, refused.detail) == (
-            "name",
-            "'runner-0@host' is the name of another runner, which is registered",
-        )
+        assert refused.reason == "name"
     assert list(bench.state.runners) == ["uuid-victim"]
     assert not bench.state.fenced
-
-
-def test_who_started_both_may_replace_it_and_a_name_without_its_process_is_free():
-    bench = Bench()
-    bench.hello("old", "runner", name="runner-0@host", num_envs=4, incarnation=1)
-    bench.hello("new", "runner", name="runner-0@host", num_envs=4, incarnation=2, replaces="uuid-old")
-    assert list(bench.state.runners) == ["uuid-new"]
-    assert "uuid-old" in bench.state.fenced
-    bench.event(PeerLost(b"new"))
-    bench.hello("stranger", "runner", name="runner-0@host", num_envs=4, incarnation=0)
-    assert list(bench.state.runners) == ["uuid-stranger"]
-
-
-def test_long_texts_are_cut_where_they_leave():
-    bench = Bench()
-    bench.event(Malformed(b"old-release", "version", "x" * 5000))
-    assert len(bench.sent("old-release", Refused)[0].detail) == 1000
 
 
 @pytest.mark.parametrize(
     ("fields", "num_frames"),
     [
         ({}, 1),
-        ({}, 3),
         ({}, 4),
         ({"training_updates": (0,), "training_attempts": (7,)}, 2),
-        ({"training_updates": (0,), "training_attempts": ()}, 4),
         ({"training_updates": (0,), "training_attempts": (7, 8)}, 4),
     ],
 )
@@ -120,14 +73,7 @@ def test_a_learner_whose_frames_do_not_fit_what_it_says_is_refused(fields, num_f
     bench = Bench()
     frames = tuple(pack_ranges([]) * 2)[:num_frames]
     bench.hello("learner-0", "learner", frames, rank=0, num_ranks=1, generation=1, **fields)
-    (refused,) = bench.sent("learner-0", Refused)
-    num_updates = len(fields.get("training_updates", ()))
-    assert (refused.reason, refused.detail, refused.generation) == (
-        "schema",
-        f"a learner's HELLO with {num_updates} updates came with {num_frames} frames",
-        1,
-    )
-    assert bench.state.refused == {"schema": 1}
+    assert bench.sent("learner-0", Refused)[0].reason == "schema"
     assert not bench.state.ranks
 
 
@@ -147,14 +93,8 @@ def test_ranks_lie_within_their_group(rank, num_ranks, is_welcome):
     bench = Bench()
     frames = tuple(pack_ranges([]))
     bench.hello("learner", "learner", frames, rank=rank, num_ranks=num_ranks, generation=1)
-    if is_welcome:
-        assert bench.sent("learner", Welcome)
-    else:
-        (refused,) = bench.sent("learner", Refused)
-        assert (refused.reason, refused.detail) == (
-            "rank",
-            f"rank {rank} of {num_ranks} ranks does not exist",
-        )
+    assert len(bench.sent("learner", Welcome)) == is_welcome
+    assert [refused.reason for refused in bench.sent("learner", Refused)] == ["rank"] * (not is_welcome)
 
 
 @pytest.mark.parametrize(
@@ -164,8 +104,7 @@ def test_a_place_in_a_generation_is_taken_once(fields):
     bench = Bench()
     bench.learner(0, 2)
     bench.learner(0, **{"num_ranks": 2, **fields})
-    (refused,) = bench.sent("learner-0", Refused)
-    assert (refused.reason, refused.detail) == ("fenced", "rank 0 of generation 1 is taken")
+    assert bench.sent("learner-0", Refused)[0].reason == "fenced"
     bench.learner(1, 2)
     assert bench.sent("learner-1", Welcome)
 
@@ -181,12 +120,8 @@ def test_who_came_before_the_driver_and_does_not_fit_is_turned_away_when_it_come
     assert (refused.reason, refused.detail) == ("config_digest", detail)
     assert bench.state.refused == {"config_digest": 1}
     assert [n.detail for n in bench.sent("driver", Notice) if n.event == "refused"] == [detail]
-    assert [_is_known(bench, peer) for peer in ("alien", "ours", "top", "driver")] == [
-        False,
-        True,
-        True,
-        True,
-    ]
+    assert not _is_known(bench, "alien")
+    assert all(_is_known(bench, peer) for peer in ("ours", "top", "driver"))
     assert list(bench.state.runners) == ["uuid-ours"]
 
 
@@ -208,39 +143,7 @@ def test_who_comes_back_on_another_connection_has_left_its_old_one(role):
     assert not _is_known(bench, "old")
 
 
-# ------------------------------------------------------------------ who leaves
-
-
-def _range(seq: int, num_steps: int = 20) -> FragmentRange:
-    return FragmentRange(FragmentId("uuid-runner", 1, seq), 0, num_steps)
-
-
 # ------------------------------------------------------------------ a driver comes
-
-
-def test_what_an_earlier_driver_left_open_below_is_void():
-    bench = Bench()
-    bench.driver()
-    for update_id in range(4):
-        bench.open(update_id)
-    bench.driver(uuid="another", incarnation=9, next_update=2)
-    assert bench.core.status()["open_updates"] == [2, 3]
-    assert bench.core.status()["next_commit"] == 2
-    bench.driver(uuid="third", incarnation=10, next_update=1)
-    assert bench.core.status()["next_commit"] == 2
-
-
-def test_updates_in_training_that_the_driver_has_reports_of_are_done():
-    bench = Bench()
-    bench.runner()
-    bench.fragment(steps=20, seq=0)
-    payload = (*pack_ranges([]), *pack_ranges([_range(0)]), *pack_ranges([_range(1)]))
-    place = {"rank": 0, "num_ranks": 1, "training_updates": (0, 1), "training_attempts": (7, 8)}
-    bench.hello("learner-0", "learner", payload, generation=1, **place)
-    bench.driver(next_update=1, trained=20)
-    assert bench.core.status()["updates_in_flight"] == [1]
-    assert bench.state.ledger.accounting.counts() == {"sampled": 20, "trained": 20, "pending": 0}
-    assert bench.state.ledger.is_committed(FragmentId("uuid-runner", 1, 0))
 
 
 def test_what_was_sampled_before_the_drivers_lineage_is_dropped():

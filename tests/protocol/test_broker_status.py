@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import pytest
-from core_fakes import Bench, bench_with_runner, publication
+from core_fakes import Bench, bench_with_runner
 
 from rlzmq.protocol.core import PeerLost, Publish, Tick
-from rlzmq.wire.codec import FragmentId, open_publication
 from rlzmq.wire.messages import (
     Committed,
-    ConnectorState,
     DriverState,
     Goodbye,
     LearnerState,
@@ -22,14 +20,10 @@ from rlzmq.wire.messages import (
     Rejected,
     RunnerState,
     ShardReady,
-    Snapshot,
-    SnapshotRequest,
     StatusRequest,
-    UpdateCommitted,
     Weights,
     Welcome,
 )
-from rlzmq.wire.payloads import FragmentRange, unpack_ranges
 
 
 def _waits(bench: Bench) -> list[str]:
@@ -141,19 +135,6 @@ def test_a_broker_names_the_ranks_that_it_waits_for():
 # ------------------------------------------------------------------ weights and connector states
 
 
-def test_weights_are_published_once_and_only_forward():
-    bench = Bench()
-    bench.learner()
-    bench.weights(3)
-    (published,) = [item for item in bench.out if isinstance(item, Publish)]
-    assert open_publication(published.frame)[0].version == 3
-    for version in (3, 2):
-        bench.weights(version)
-        assert bench.out == []
-    bench.send("learner-0", Weights(1, 4), (publication(5),))
-    assert bench.state.refused == {"weights": 1}
-
-
 def test_a_damaged_payload_of_a_known_peer_is_refused_and_nothing_changes():
     bench = Bench()
     bench.learner()
@@ -173,36 +154,6 @@ def test_weights_up_to_a_size_are_pushed(limit, has_body):
     assert (len(published.frame) == 512 + 8) is has_body
 
 
-def test_who_asks_gets_what_it_lacks_and_no_more():
-    bench = Bench()
-    bench.learner()
-    bench.driver()
-    bench.runner()
-    bench.send("runner", SnapshotRequest(-1, -1, -1))
-    assert bench.out == [], "there is nothing yet"
-    bench.weights(3)
-    bench.send("driver", ConnectorState(2), (b"state",))
-    asked = {
-        (1, 2, 1): [Snapshot, ConnectorState],
-        (1, 3, 1): [ConnectorState],
-        (1, 3, 2): [],
-        (1, 2, 2): [Snapshot],
-        (2, 0, 2): [],
-    }
-    for request, kinds in asked.items():
-        bench.send("runner", SnapshotRequest(*request))
-        assert [type(item.message) for item in bench.out] == kinds
-
-
-def test_only_a_newer_connector_state_replaces_one():
-    bench = Bench()
-    bench.driver()
-    for version, payload in ((2, (b"two",)), (2, (b"again",)), (1, (b"one",)), (3, ())):
-        bench.send("driver", ConnectorState(version), payload)
-    bench.runner()
-    assert [item.payload for item in bench.out if isinstance(item.message, ConnectorState)] == [(b"two",)]
-
-
 # ------------------------------------------------------------------ notices
 
 
@@ -220,16 +171,6 @@ def test_of_strangers_the_driver_hears_twenty_per_second_after_two_hundred():
     assert heard == [200, 10, 0, 200]
     bench.hello("top", "observer", run_id="another")
     assert bench.sent("driver", Notice) == [], "observers are strangers, too"
-
-
-def test_notices_wait_for_a_driver_up_to_a_number():
-    bench = Bench()
-    for number in range(300):
-        bench.runner(f"{number}")
-    bench.driver()
-    notices = bench.sent("driver", Notice)
-    assert len(notices) == 257, "and its own coming"
-    assert (notices[0].name, notices[-1].name) == ("44", "driver")
 
 
 # ------------------------------------------------------------------ bounds of staleness
@@ -282,15 +223,6 @@ def test_env_steps_move_an_update_that_is_collected_and_not_one_that_is_trained(
     assert "waits for READY of update 0 from learner-0" in bench.core.status()["waits"][0]
 
 
-def test_a_runner_is_sent_a_connector_state_once():
-    bench = bench_with_runner(batch=400)
-    bench.send("driver", ConnectorState(2), (b"state",))
-    for sent in ([ConnectorState(2)], []):
-        bench.fragment(bench.state.leases.of_peer("uuid-runner")[0].lease_id, steps=20)
-        assert bench.sent("runner", ConnectorState) == sent
-        assert bench.sent("runner", Lease)
-
-
 def test_heartbeats_of_a_runner_say_that_it_is_heard():
     bench = Bench(peer_timeout_s=3.0)
     bench.runner()
@@ -299,24 +231,3 @@ def test_heartbeats_of_a_runner_say_that_it_is_heard():
         bench.send("runner", RunnerState(0, 0, (), (), False, 1, 0, -1, 0, 0))
         bench.event(Tick())
     assert bench.state.runners
-
-
-def _holds_from(bench: Bench, first_unacked: int) -> list:
-    return bench.send("runner", RunnerState(first_unacked, 99, (), (), False, 1, 0, -1, 0, 0))
-
-
-def _trained(bench: Bench) -> None:
-    bench.ready_run(batch=20)
-    bench.runner()
-    bench.fragment(steps=20)
-    bench.done(bench.make_ready())
-
-
-def test_learners_are_told_the_most_that_it_said():
-    bench = Bench()
-    _trained(bench)
-    for first_unacked in (3, 2):
-        _holds_from(bench, first_unacked)
-    bench.send("driver", DriverState(-1, 1))
-    (payload,) = [item.payload for item in bench.out if isinstance(item.message, UpdateCommitted)]
-    assert unpack_ranges(payload) == [FragmentRange(FragmentId("uuid-runner", 1, 3), 0, 0)]

@@ -11,26 +11,6 @@ from rlzmq.protocol.ledger import LeaseBook, Pace
 
 
 @pytest.mark.parametrize(
-    ("remaining", "num_runners", "num_envs", "length", "expected"),
-    [
-        (0, 1, 8, 50, 0),
-        (-5, 2, 8, 50, 0),
-        (1, 1, 8, 50, 1),
-        (100, 1, 8, 50, 13),
-        (1000, 1, 8, 50, 50),
-        (1000, 2, 8, 50, 50),
-        (400, 2, 8, 50, 25),
-        (200, 2, 8, 50, 13),
-        (96, 2, 8, 50, 12),
-        (20, 4, 8, 50, 3),
-        (7, 3, 1, 1, 1),
-    ],
-)
-def test_lease_sizes(remaining, num_runners, num_envs, length, expected):
-    assert plan_lease(remaining, num_runners, num_envs, length) == expected
-
-
-@pytest.mark.parametrize(
     ("remaining", "leased", "held", "pace", "expected"),
     [
         (800, 0, 0, 1.0, 50),  # a full lease
@@ -126,14 +106,6 @@ def test_slots_hold_one_batch_more_than_the_staleness():
     assert step_allowance(batch=100, staleness=3, num_envs=8, in_flight=450) == -50
 
 
-def test_a_batch_smaller_than_a_vector_step_can_still_be_filled():
-    assert step_allowance(batch=1, staleness=1, num_envs=64, in_flight=0) >= 64
-
-
-def test_updates_without_fresh_steps_lease_none():
-    assert step_allowance(batch=0, staleness=2, num_envs=8, in_flight=0) == 0
-
-
 def test_turns_go_to_whoever_waited_longest():
     book = LeaseBook()
     for peer in ("b", "a", "c"):
@@ -141,36 +113,3 @@ def test_turns_go_to_whoever_waited_longest():
     book.end(book.of_peer("c")[0].lease_id)
     peers = ["a", "b", "c", "new-2", "new-1"]
     assert sorted(peers, key=book.turn_of) == ["new-1", "new-2", "c", "b", "a"]
-
-
-def test_progress_renews_the_leases_of_its_peer_and_never_shortens_them():
-    book = LeaseBook()
-    lease, other = (book.grant(peer, 0, 5, 4, now=0.0, timeout_s=10.0) for peer in "ab")
-    book.renew("a", 5.0, 0.0)
-    assert (lease.deadline, other.deadline) == (15.0, 10.0)
-    book.renew("a", 6.0, 100.0)
-    book.renew("a", 7.0, 0.0)
-    assert lease.deadline == 106.0
-
-
-def test_leases_end_once():
-    book = LeaseBook(first_id=100)
-    early = book.grant("a", 3, 5, 4, now=0.0, timeout_s=1.0)
-    late = book.grant("a", 3, 5, 4, now=0.0, timeout_s=2.0)
-    assert (early.lease_id, late.lease_id) == (100, 101)
-    assert book.leased_env_steps(3) == book.leased_env_steps() == 40
-    assert book.end(early.lease_id) is early
-    assert book.end(early.lease_id) is None
-    assert (book.leased_env_steps(3), book.num_of_peer("a")) == (20, 1)
-    assert book.forget_peer("a") == [late]
-    assert book.leased_env_steps() == 0
-
-
-# ------------------------------------------------------------------ exactly
-
-
-def test_a_small_lease_of_a_slow_runner_is_smaller_and_of_a_fast_one_not_larger():
-    terms = {"leased_env_steps": 400, "held_env_steps": 400}
-    assert [plan_lease(400, 2, 8, 50, pace=pace, **terms) for pace in (0.05, 0.5, 1.0, 4.0)] == [1, 6, 12, 50]
-    terms = {"leased_env_steps": 1600, "held_env_steps": 4000}  # its part is used up
-    assert [plan_lease(400, 2, 8, 50, pace=pace, **terms) for pace in (0.5, 1.0, 4.0)] == [6, 12, 12]

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from rlzmq.protocol.broker.updates import rank_shares, take_shards
-from rlzmq.protocol.ledger import DROP_REASONS, Ledger, RunnerRecord, StepAccount
+from rlzmq.protocol.ledger import DROP_REASONS, Ledger
 from rlzmq.wire.codec import FragmentId
 from rlzmq.wire.payloads import FragmentRange
 
@@ -22,13 +22,6 @@ def _ledger(*sizes: int) -> Ledger:
     for seq, size in enumerate(sizes):
         ledger.accept(_id(seq), size, generation=0, version=0)
     return ledger
-
-
-def test_of_what_is_disowned_only_what_was_not_trained_here_is_taken_off_the_account():
-    ledger = _ledger(5)
-    ledger.commit([ledger.take(ledger.entries[_id(0)], 2)])
-    ledger.disown_below([_id(1)])
-    assert ledger.accounting.counts() == {"sampled": 2, "trained": 2, "pending": 0}
 
 
 @pytest.mark.parametrize("was_sent_again", [True, False])
@@ -48,38 +41,6 @@ def test_fragments_refused_at_the_door_are_counted_once():
     assert ledger.accept(_id(0), 7, generation=0, version=0) is None
     assert ledger.accounting.dropped == {"fenced": 7}
     assert ledger.accounting.num_duplicates == 2
-
-
-def test_what_learners_trained_under_an_earlier_broker_is_not_trained_again():
-    ledger = Ledger()
-    ledger.note_trained([FragmentRange(_id(0), 0, 6)])
-    entry = ledger.accept(_id(0), 10, generation=0, version=0)
-    assert entry is not None
-    assert (entry.done, entry.free) == (6, 4)
-    ledger.note_trained([FragmentRange(_id(0), 0, 10)])
-    assert ledger.is_committed(_id(0))
-    assert ledger.accounting.counts() == {"sampled": 0, "trained": 0, "pending": 0}
-
-
-def test_watermarks_advance_over_gapless_commits():
-    record = RunnerRecord()
-    for seq in (1, 2, 4):
-        record.commit(seq)
-    assert (record.watermark, record.beyond) == (0, {1, 2, 4})
-    record.commit(0)
-    assert (record.watermark, record.beyond) == (3, {4})
-    record.commit_below(4)
-    assert (record.watermark, record.beyond) == (5, set())
-    record.commit_below(10)
-    assert (record.watermark, record.beyond) == (10, set())
-    assert record.is_committed(9)
-    for seq in (12, 15):
-        record.commit(seq)
-    record.commit_below(14)
-    assert (record.watermark, record.beyond) == (14, {15}), "what lies below the watermark is not kept twice"
-    record.commit_below(11)
-    assert (record.watermark, record.beyond) == (14, {15})
-    assert not record.is_committed(14)
 
 
 @pytest.mark.parametrize(
@@ -213,50 +174,3 @@ def test_free_steps_are_those_of_versions_within_both_bounds():
     ledger.drop(ledger.entries[_id(1)], "stale")
     assert ledger.free_steps(4, 4) == 1000
     assert [entry.id.seq for entry in ledger.free_entries()] == [0, 2, 3]
-
-
-def test_what_the_driver_has_accounted_for_is_disowned_and_no_more():
-    ledger = Ledger()
-    for fragment in (_id(0), _id(1), _id(0, "other"), _id(0, incarnation=2)):
-        ledger.accept(fragment, 5, generation=0, version=0)
-    ledger.disown_below([_id(1)])
-    assert sorted(ledger.entries) == [_id(0, "other"), _id(1), _id(0, incarnation=2)]
-    assert ledger.accounting.counts() == {"sampled": 15, "trained": 0, "pending": 15}
-    assert ledger.runner("r", 1).watermark == 1
-    assert ledger.accept(_id(0), 5, generation=0, version=0) is None
-    ledger.disown_below([_id(3, incarnation=2)])
-    assert ledger.runner("r", 2).watermark == 3, "fragments that did not come count, too"
-
-
-def test_watermarks_are_told_when_they_move_and_again_when_reports_were_given_up():
-    ledger = _ledger(5, 5)
-    ledger.runner("idle", 1)
-    assert ledger.take_watermarks() == []
-    ledger.commit([ledger.take(ledger.entries[_id(0)], 5)])
-    assert ledger.take_watermarks() == [FragmentRange(_id(1), 0, 0)]
-    assert ledger.take_watermarks() == []
-    ledger.tell_again()
-    assert ledger.take_watermarks() == [FragmentRange(_id(1), 0, 0)]
-    ledger.drop(ledger.entries[_id(1)], "stale")
-    ledger.forget("idle", 1)
-    ledger.forget("r", 1)
-    assert ledger.take_watermarks() == [FragmentRange(_id(0), 0, 1)], "of whom the driver had heard"
-    assert ledger.take_watermarks() == []
-
-
-def _account() -> StepAccount:
-    account = StepAccount()
-    account.accept(10)
-    account.train(4)
-    account.drop(3, "stale")
-    return account
-
-
-def test_each_step_is_in_one_place() -> None:
-    account = _account()
-    account.refuse(2, "fenced")
-    account.recover(5)
-    account.disown(1)
-    account.add_base(7, {"stale": 1, "surplus": 2})
-    assert account.counts() == {"sampled": 10 + 2 + 5 - 1 + 10, "trained": 4 + 5 + 7, "pending": 2}
-    assert account.dropped == {"stale": 4, "fenced": 2, "surplus": 2}

@@ -1,0 +1,125 @@
+"""The cores of runner, learner rank and driver: what they wait for, give back, remember and tell the next broker."""
+
+from __future__ import annotations
+
+import pytest
+from core_fakes import TIMERS, instructions_in, messages_in, publication, receive, welcome
+
+from rlzmq.protocol import core as E
+from rlzmq.protocol import learner_core
+from rlzmq.protocol.driver_core import DriverCore
+from rlzmq.protocol.learner_core import LearnerCore, LearnerMemory
+from rlzmq.protocol.runner_core import RunnerCore
+from rlzmq.wire import messages as m
+from rlzmq.wire.codec import FragmentId, WireError
+from rlzmq.wire.payloads import FragmentRange, pack_blobs, pack_ranges, unpack_ranges
+
+# ------------------------------------------------------------------ a runner
+
+
+def _runner() -> RunnerCore:
+    core = RunnerCore("run", "runner", "uuid", num_envs=4, timers=TIMERS)
+    core.start(0.0)
+    welcome(core)
+    core.take_weights(publication(0), 0.0)
+    return core
+
+
+def _lease(lease_id: int = 1, connector_version: int = -1) -> m.Lease:
+    return m.Lease(lease_id, 0, 5, 1, 0, True, connector_version=connector_version, timeout_s=30.0)
+
+
+def _sampled(core: RunnerCore, **fields) -> list[E.Instruction]:
+    return core.sampled(1, 20, 1, 0, 0.0, **fields)
+
+
+def test_a_fragment_that_does_not_fit_into_a_message_is_no_refused_message():
+    core = _runner()
+    receive(core, _lease())
+    with pytest.raises(ValueError, match="a header has at most 65536 bytes") as caught:
+        _sampled(core, batch={"meta": "x" * 70_000})
+    assert not isinstance(caught.value, WireError)
+
+
+def test_a_lease_waits_for_its_connector_state():
+    core = _runner()
+    receive(core, m.ConnectorState(1), payload=(b"old",))
+    assert receive(core, _lease(connector_version=2)) == []
+    started = receive(core, m.ConnectorState(2), payload=(b"new",))
+    assert [type(i) for i in started] == [E.ApplyWeights, E.ApplyConnectorState, E.StartLease]
+    assert instructions_in(started, E.ApplyConnectorState)[0].blob == b"new"
+
+
+def test_a_leaving_runner_returns_leases_hands_over_and_says_goodbye():
+    core = _runner()
+    for lease_id in (1, 2):
+        receive(core, _lease(lease_id))
+    assert [r.lease_id for r in messages_in(core.leave(0.0), m.LeaseReturned)] == [2]
+    assert messages_in(_sampled(core), m.Goodbye) == []
+    left = receive(core, m.Accepted(1, ((0, 0),)))
+    assert messages_in(left, m.Goodbye)
+    assert instructions_in(left, E.Stop)
+
+
+# ------------------------------------------------------------------ a learner rank
+
+
+def _range(seq: int, num_steps: int = 5, runner: str = "r") -> FragmentRange:
+    return FragmentRange(FragmentId(runner, 1, seq), 0, num_steps)
+
+
+def test_a_decoded_shard_may_be_refused_until_its_update_is_complete():
+    refuses, trains = cores = [LearnerCore("run", "learner-0", "uuid", timers=TIMERS) for _ in range(2)]
+    for core in cores:
+        core.form_group(1, 0, 2, 0, 0.0)
+        welcome(core)
+        receive(core, m.ShardPlan(5, 0, 100, 1, 2, 10, 20))
+        for index in range(2):
+            shard = m.Shard(5, 0, 100, 1, index, FragmentId("r", 1, index), 3, 5)
+            receive(core, shard, payload=(b"head", b"obs"))
+        core.shard_decoded(0, 100, 0, 0.0)
+    assert refuses.is_receiving(0, 100)
+    assert messages_in(refuses.shard_failed(0, 100, 0, "unusable", "its form"), m.ShardRefused)
+    assert not messages_in(refuses.shard_decoded(0, 100, 1, 0.0), m.ShardReady)
+    assert messages_in(trains.shard_decoded(0, 100, 1, 0.0), m.ShardReady)
+    assert not trains.is_receiving(0, 100)
+
+
+def test_what_runners_no_longer_hold_is_forgotten_and_who_never_tells_does_not_pile_up(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    monkeypatch.setattr(learner_core, "_MAX_REMEMBERED_RUNNERS", 2)
+    memory = LearnerMemory()
+    for runner in "abac":
+        memory.note_trained(tuple(pack_ranges([_range(0, runner=runner), _range(1, runner=runner)])))
+    assert {item.fragment.runner for item in memory.ranges()} == {"a", "c"}, "b was not heard of for longest"
+    memory.forget(tuple(pack_ranges([_range(1, 0, "a"), _range(2, 0, "c")])))
+    assert list(memory.ranges()) == [_range(1, runner="a")]
+
+
+# ------------------------------------------------------------------ the driver
+
+
+def test_what_reports_have_told_goes_to_the_next_broker():
+    core = DriverCore("run", "driver", "uuid", timers=TIMERS)
+    core.start(0.0)
+    welcome(core)
+    gone = [[("a", 4, 0), ("b", 1, 0)], [("a", 2, 0)], [("b", 0, 1)]]
+    for update_id, watermarks in enumerate(gone):
+        core.open_update(m.OpenUpdate(update_id, 5, 2, update_id))
+        account = {"sampled": 10, "trained": 10, "pending": 0}
+        report = m.UpdateReport(
+            update_id=update_id, generation=1, broker_incarnation=5, min_generation=core.min_generation,
+            num_env_steps=10, num_kept_steps=10, num_trained_steps=10, accounting=account,
+            dropped={"stale": update_id}, versions=(0,), version_steps=(10,),
+        )  # fmt: skip
+        marks = [FragmentRange(FragmentId(runner, 1, seq), 0, is_gone) for runner, seq, is_gone in watermarks]
+        payload = (*pack_ranges([]), *pack_blobs([]), *pack_blobs([b"r"]), *pack_ranges(marks))
+        receive(core, report, payload=payload)
+    (hello,) = instructions_in(core.start(0.0), E.Send)
+    assert unpack_ranges(hello.payload) == [FragmentRange(FragmentId("a", 1, 4), 0, 0)], (
+        "none falls; b is gone"
+    )
+    told = hello.message
+    assert isinstance(told, m.Hello)
+    assert (told.trained, told.dropped, told.next_update) == (10, {"stale": 2}, 3)
