@@ -79,17 +79,6 @@ def test_arrays_and_scalars_keep_dtype_and_shape(size, dtype):
     assert type(got["scalar"]) is type(np.zeros((), dtype)[()])
 
 
-def test_long_lists_of_numbers_and_long_bytes_travel_out_of_band():
-    value = {
-        "floats": [float(i) for i in range(10_000)],
-        "ints": list(range(10_000)),
-        "bytes": b"x" * 100_000,
-    }
-    arrays = pack_value(value)
-    assert arrays[0].nbytes < 200
-    assert _round_trip(value) == value
-
-
 def test_thousands_of_small_arrays_are_one_frame():
     state = {f"p{i}": np.full(3, i, np.float32) for i in range(3000)}
     assert len(pack_value(state)) == 2
@@ -151,10 +140,10 @@ def test_a_damaged_blob_is_refused():
 
 
 _OF_BOX = {"shape": [1 << 17], "dtype": "<f8"}
-_WHOLE, _ZERO = {"__array__": [0]}, {"__array__": [0, "<f8"]}
+_WHOLE = {"__array__": [0]}
 
 
-@pytest.mark.parametrize("what", ["bytes", "tensor", "floats", "array", "box", "uniform box", "pooled"])
+@pytest.mark.parametrize("what", ["bytes", "tensor", "floats", "array", "box"])
 def test_a_value_that_refers_to_one_array_again_and_again_is_refused(what):
     large = np.zeros(1 << 17, np.float64)
     nodes = {
@@ -163,14 +152,12 @@ def test_a_value_that_refers_to_one_array_again_and_again_is_refused(what):
         "floats": {"__numbers__": [0]},
         "array": {"__array__": [0]},
         "box": {"__space__": {"kind": "box", "low": _WHOLE, "high": _WHOLE, **_OF_BOX}},
-        "uniform box": {"__space__": {"kind": "box", "low": _ZERO, "high": _ZERO, **_OF_BOX}},
-        "pooled": {"__bytes__": [0, "|u1", 8000]},
     }
     tree = np.frombuffer(msgpack.packb([nodes[what]] * 2000), np.uint8)
     tracemalloc.start()
     try:
         with pytest.raises(WireError, match="again and again"):
-            unpack_value([tree, np.zeros(8000, np.uint8), *([] if what == "pooled" else [large])])
+            unpack_value([tree, np.zeros(8000, np.uint8), large])
         assert tracemalloc.get_traced_memory()[1] < 32 << 20
     finally:
         tracemalloc.stop()
@@ -231,25 +218,9 @@ def test_nesting_up_to_a_bound_travels():
             value = [value]
         return value
 
-    def nested_dict(depth: int) -> Any:
-        value: Any = {}
-        for _ in range(depth - 1):
-            value = {"k": value}
-        return value
-
     assert _round_trip(nested(37)) == nested(37)
-    assert _round_trip(nested_dict(37)) == nested_dict(37)
-    with pytest.raises(ValueError, match="nested deeper than 37"):
-        pack_value(nested_dict(38))
     with pytest.raises(ValueError, match="nested deeper than 37"):
         pack_value(nested(38))
-
-
-def test_a_tree_up_to_a_mebibyte_travels():
-    longest = "x" * ((1 << 20) - 5)  # and five bytes that say how long it is
-    assert _round_trip(longest) == longest
-    with pytest.raises(ValueError, match="its tree is too large"):
-        pack_value(longest + "x")
 
 
 # ------------------------------------------------------------------ types
@@ -296,10 +267,11 @@ def test_tensors_keep_their_kind_whatever_their_layout():
 
 
 def test_a_class_that_is_only_called_like_a_space_or_an_episode_does_not_travel():
-    for name in ("Box", "SingleAgentEpisode", "MultiAgentEpisode", "EpisodeBatch"):
-        for value in (type(name, (), {})(), [type(name, (), {})()]):
-            with pytest.raises(TypeError, match=f"{name} does not travel"):
-                pack_value(value)
+    own_box = type("Box", (gym.spaces.Box,), {})(0, 1)
+    others = [type(name, (), {})() for name in ("Box", "SingleAgentEpisode", "EpisodeBatch")]
+    for value in (own_box, *others):
+        with pytest.raises(TypeError, match=f"{type(value).__name__} does not travel"):
+            pack_value([value])
 
 
 # ------------------------------------------------------------------ trees that no packer makes
@@ -309,46 +281,21 @@ def test_a_class_that_is_only_called_like_a_space_or_an_episode_does_not_travel(
     "node",
     [
         {"__pickle__": []},
-        {"__tuple__": 5},
         {"__dict__": [[[], 1]]},
-        {"__int__": "x"},
         {"__int__": "1" * 4001},
         {"__metrics__": [{}, []]},
         {"__array__": [-1]},
-        {"__array__": [True]},
         {"__array__": [1]},
-        {"__array__": [0, 5]},
         {"__scalar__": [0, "|u1", 2]},
         {"__numbers__": [0, "<f4", 2]},
-        {"__numbers__": [0, "<f8", 1, 1]},
         {"__tensor__": [0, "<U1", 1]},
         {"__episodes__": [{}, [], []]},
-        {"__batch__": [[], []]},
         {"__batch__": [{}, [[]]]},
     ],
 )
 def test_a_tree_that_no_packer_makes_is_refused(node):
     with pytest.raises(WireError):
         _unpack(node, bytes(16), np.zeros(4, np.uint8))
-
-
-def test_one_episode_is_one():
-    header, frames = EpisodeBatch.from_episodes([_single(), _single()]).to_wire()
-    node = [header, [[index] for index in range(len(frames))]]
-    assert len(_unpack({"__episodes__": node}, b"", *frames)) == 2
-    with pytest.raises(MalformedFrameError, match="one episode was packed, 2 came"):
-        _unpack({"__episode__": node}, b"", *frames)
-
-
-def test_a_value_may_unpack_to_eight_times_its_bytes_and_a_mebibyte():
-    large = np.zeros(1 << 20, np.uint8)
-    for num, is_good in ((9, True), (10, False)):
-        node = [{"__array__": [0]}] * num
-        if is_good:
-            assert len(_unpack(node, b"", large)) == num
-        else:
-            with pytest.raises(WireError, match="at most 8 times the bytes"):
-                _unpack(node, b"", large)
 
 
 _LOW, _HIGH = {"__array__": [0, "<f4"]}, {"__array__": [4, "<f4"]}
@@ -358,18 +305,12 @@ _BOX = {"kind": "box", "low": _LOW, "high": _HIGH, "shape": [2], "dtype": "<f4"}
 @pytest.mark.parametrize(
     "parts",
     [
-        {"kind": "box"},
         {**_BOX, "dtype": "O"},
-        {**_BOX, "low": 0},
         {**_BOX, "low": {"__array__": [0, "<f4", 3]}},
         {**_BOX, "shape": [-2]},
         {"kind": "discrete", "n": 0, "start": 0, "dtype": "<i8"},
-        {"kind": "discrete", "n": 3, "start": 0, "dtype": "<f8"},
         {"kind": "multi_discrete", "nvec": "x", "start": 0, "dtype": "<i8"},
         {"kind": "text", "max": 1, "min": 5, "charset": "ab"},
-        {"kind": "dict", "spaces": 5},
-        {"kind": "tuple", "spaces": 5},
-        {"kind": "sequence", "space": 5, "stack": True},
         {"kind": "graph", "node": 5, "edge": 5},
         {"kind": "planet"},
         5,
@@ -378,11 +319,3 @@ _BOX = {"kind": "box", "low": _LOW, "high": _HIGH, "shape": [2], "dtype": "<f4"}
 def test_a_packed_space_whose_parts_do_not_fit_is_refused(parts):
     with pytest.raises(MalformedFrameError, match="space"):
         _unpack({"__space__": parts}, bytes(16))
-
-
-def test_only_gymnasiums_own_space_classes_travel():
-    class Box(gym.spaces.Box):
-        pass
-
-    with pytest.raises(TypeError, match="Box does not travel"):
-        pack_value(Box(0, 1))
