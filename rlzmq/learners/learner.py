@@ -41,7 +41,6 @@ from rlzmq.core.checkpoint import Checkpointable
 from rlzmq.core.metrics import MetricsLogger
 from rlzmq.core.names import ALL_MODULES, LEARNER_PATH
 from rlzmq.core.signatures import TellsUncalled, check_takes
-from rlzmq.core.tracebacks import ShortTraceback
 from rlzmq.core.update_plan import derive_seed
 from rlzmq.episodes.columns import DEFAULT_MODULE_ID
 from rlzmq.learners.execution import LearnerCompiler, MixedPrecision
@@ -246,7 +245,7 @@ class Learner(TellsUncalled, Checkpointable):
         report = self.report
         timesteps = {NUM_ENV_STEPS_LIFETIME: report.num_env_steps_of_all_ranks_lifetime, **(timesteps or {})}
         report.begin(self.ranks.waited_s)
-        with ShortTraceback(), self._running(), self.snapshot.undone_on_error():
+        with self._running(), self.snapshot.undone_on_error():
             if self.source.divides_by_module:
                 self._divide_source()
             self.before_gradient_based_update(timesteps=timesteps)

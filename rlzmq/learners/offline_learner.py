@@ -22,7 +22,6 @@ from rlzmq.connectors.common.agent_to_module_mapping import initial_state
 from rlzmq.core.errors import ConfigurationError, NotFiniteError
 from rlzmq.core.names import ALL_MODULES
 from rlzmq.core.spaces import space_filler
-from rlzmq.core.tracebacks import ShortTraceback
 from rlzmq.core.tree import tree_map
 from rlzmq.episodes.bad_values import find_bad_values
 from rlzmq.episodes.columns import DEFAULT_MODULE_ID, Columns
@@ -459,7 +458,7 @@ class OfflineLearner(TorchLearner):
                 num_env_steps += batch.num_env_steps
                 yield batch
 
-        with ShortTraceback(), self._running(), torch.no_grad():
+        with self._running(), torch.no_grad():
             results = (self._estimate_returns if estimates else self._mean_losses)(batches(), module)
         results[ALL_MODULES] = {
             "dataset_num_iters_evaluated": num_batches,

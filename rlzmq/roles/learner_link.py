@@ -575,7 +575,8 @@ class LearnerLink(PeerLink):
         # Without sampling, schedules follow the learner's count of trained steps.
         timesteps = {"num_env_steps_sampled_lifetime": num_steps} if num_steps else None
 
-        faults.at("learner.train")
+        if faults.is_armed:
+            faults.at("learner.train")
 
         def job() -> tuple[bytes, Any, int]:
             if self._arrivals is not None:
@@ -597,15 +598,15 @@ class LearnerLink(PeerLink):
             return pack_blob(results), weights, results["__all_modules__"]["num_env_steps_trained"]
 
         def finish(done: asyncio.Future[Any]) -> None:
-            end_if_out_of_memory(done.exception(), self.core.name)
-            if isinstance(done.exception(), (PeerLostError, DesynchronizedError)):
-                if not self.group_lost.done():
-                    self.group_lost.set_result(str(done.exception()))
-                return
             if (error := done.exception()) is not None:
-                self.fail(error)
+                end_if_out_of_memory(error, self.core.name)
+                if not isinstance(error, (PeerLostError, DesynchronizedError)):
+                    self.fail(error)
+                elif not self.group_lost.done():
+                    self.group_lost.set_result(str(error))
                 return
-            faults.at("learner.trained")
+            if faults.is_armed:
+                faults.at("learner.trained")
             self._check.trained()
             was_trained = self._learner.report.was_trained
             if was_trained:

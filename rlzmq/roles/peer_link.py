@@ -271,7 +271,7 @@ class PeerLink(abc.ABC):
 
     def leave(self, reason: str = "leaving") -> None:
         """Take no more work from the broker, and say GOODBYE after finished work."""
-        if trace.is_remote() and self.core.is_welcome:
+        if trace.is_remote and self.core.is_welcome:
             self._trace.flush()
         self.do(self.core.leave(self.now(), reason))
 
@@ -345,7 +345,7 @@ class PeerLink(abc.ABC):
         if self._socket is not None and self._socket.take_moving():
             self.data_moves()
         self.do(self.core.tick(self.now()))
-        if trace.is_remote() and self.core.is_welcome:
+        if trace.is_remote and self.core.is_welcome:
             self._trace.tick()
         self._timer = self._loop.call_later(TICK_S, self._tick)
 

@@ -240,7 +240,8 @@ class RunnerLink(PeerLink):
         runner = self._role.env_runner
         if isinstance(instruction, ApplyWeights):
             header, body = instruction.header, instruction.body
-            faults.record("weights", generation=header.generation, version=header.version)
+            if faults.is_recording:
+                faults.record("weights", generation=header.generation, version=header.version)
 
             def set_weights() -> None:
                 # Learners may have published weights of the former modules while this runner's were changed.
@@ -338,12 +339,13 @@ class RunnerLink(PeerLink):
             }
 
         def finish(done: asyncio.Future[Any]) -> None:
-            end_if_out_of_memory(done.exception(), self.core.name)
             if (error := done.exception()) is not None:
+                end_if_out_of_memory(error, self.core.name)
                 self.do(self.core.lease_failed(lease.lease_id, repr(error), self.now()))
                 self.fail(error)
             else:
-                faults.at("runner.sampled")
+                if faults.is_armed:
+                    faults.at("runner.sampled")
                 self._idle.lease_ended(time.perf_counter())
                 fragment = str(self.core.next_fragment)
                 start = time.perf_counter()
@@ -355,7 +357,8 @@ class RunnerLink(PeerLink):
                     num_env_steps = done.result()["num_env_steps"]
                     trace.span("encode", start, sent, fragment=fragment, num_env_steps=num_env_steps)
                     trace.flow_start(fragment, start)
-                faults.at("runner.sent")
+                if faults.is_armed:
+                    faults.at("runner.sent")
 
         self.when_done(self._run_blocking(job), finish)
 
