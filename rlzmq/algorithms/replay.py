@@ -26,9 +26,9 @@ from rlzmq.learners.learner import Learner
 from rlzmq.learners.sources import BatchSource, FreshBatch
 from rlzmq.roles.arrival_log import (
     ArrivalFile,
-    RecordedState,
     RecordedUpdate,
     digest_weights,
+    first_difference,
     read_arrivals,
 )
 from rlzmq.roles.learner_link import BatchCheck, decode_steps
@@ -42,42 +42,13 @@ _UPDATE = "update"
 _CONFIG = "config"
 
 
-def save_update(
-    path: str | Path,
-    *,
-    config: Mapping[str, Any],
-    spaces: Mapping[str, Any],
-    state: Mapping[str, Any],
-    timesteps: Mapping[str, int] | None,
-    batches: Sequence[Any],
-) -> Path:
-    """Write an update as a checkpoint and return its absolute path.
-
-    Args:
-        path: The checkpoint's directory. An existing one is replaced.
-        config: `AlgorithmConfig.to_stored` of the learner's config.
-        spaces: Module id → (observation space, action space).
-        state: The learner's state before the update.
-        timesteps: The lifetime counters for schedules.
-        batches: The batches that the update trains, in order, each an EpisodeBatch or a list of them.
-    """
-    listed = [list(batch) if type(batch) is list else [batch] for batch in batches]
-    update = {
-        "timesteps": timesteps,
-        "spaces": np.frombuffer(pack_blob(dict(spaces)), np.uint8),
-        "batches": [[list(one.to_wire()) for one in batch] for batch in listed],
-    }
-    components = {Learner.checkpoint_name: state, _CONFIG: config, _UPDATE: update}
-    return write_checkpoint(path, components, about={"part": _UPDATE})
-
-
 def load_update(
     path: str | Path, *, config: BaseConfig | None = None, trust: Collection[str] = ()
 ) -> tuple[Any, dict[str, Any]]:
     """Return a learner before an update, and the update's data: ``learner.update(**update)`` repeats it.
 
     Args:
-        path: A directory written by `save_update`.
+        path: A directory written by `Replay.save`.
         config: Replaces the stored config, which lacks code; None: the stored one.
         trust: Packages whose code somebody else's directory may name.
 
@@ -204,7 +175,7 @@ class Replay:
         return sorted(self._lineage)
 
     def _find_lineage(self) -> dict[int, tuple[ArrivalFile, int]]:
-        """Return version → (file, index of its step) for the updates that no later state or update has replaced."""
+        """Return version → (file, index of its update) for the updates that no later one has replaced."""
         lineage: dict[int, tuple[ArrivalFile, int]] = {}
         for file in self._files:
             if file.torn_at is not None:
@@ -212,20 +183,17 @@ class Replay:
                     f"{file.path} is cut off at byte {file.torn_at}, where a record is incomplete: its process was "
                     "killed while it wrote, or the file was altered"
                 )
-            for index, step in enumerate(file.steps):
-                if isinstance(step, RecordedState):
-                    self._note_state(lineage, step)
-                    _remove_from(lineage, step.version + 1)
-                else:
-                    _remove_from(lineage, step.version)
-                    lineage[step.version] = file, index
+            for index, update in enumerate(file.updates):
+                if update.has_state and lineage:
+                    self._note_state(lineage, update)
+                for version in [version for version in lineage if version >= update.version]:
+                    del lineage[version]
+                lineage[update.version] = file, index
         return lineage
 
-    def _note_state(self, lineage: Mapping[int, tuple[ArrivalFile, int]], step: RecordedState) -> None:
-        """Add notes on how a state relates to the updates before it."""
-        if not lineage:
-            return
-        newest, version = max(lineage), step.version
+    def _note_state(self, lineage: Mapping[int, tuple[ArrivalFile, int]], update: RecordedUpdate) -> None:
+        """Add notes on how the state before an update relates to the updates before it."""
+        newest, version = max(lineage), update.version - 1
         if newest > version:
             self.notes.append(
                 f"the run went back to weights version {version}: updates {version + 1} to {newest} are void"
@@ -234,13 +202,10 @@ class Replay:
             self.notes.append(
                 f"updates {newest + 1} to {version} are not in the log, which continues with the state after them"
             )
-        if version in lineage:
-            file, index = lineage[version]
-            digest = _update_at(file, index).digest
-            if digest and digest.first_difference(digest_weights(step.load()["rl_module"])):
-                self.notes.append(
-                    f"at version {version} the learner received other weights than those after update {version}"
-                )
+        if version in lineage and _difference(_at(lineage[version]), update.load_state()):
+            self.notes.append(
+                f"at version {version} the learner received other weights than those after update {version}"
+            )
 
     # -- repeating -----------------------------------------------------------------------------
 
@@ -279,43 +244,50 @@ class Replay:
         self._head = file.head
         learner = learner_of(config, file.head["spaces"])
         start, state = self._start(file, wanted[0], keeps_data=learner.source.keeps_data)
-        _set_state(learner, state, file)
         _tap(learner.source, lambda batch: self.current.batches.append(batch) if self.current else None)
-        for index, step in enumerate(file.steps[start:], start):
-            if isinstance(step, RecordedState):
-                _set_state(learner, step.load(), file)
-                continue
-            batches = [decode_steps(file.frames(steps), BatchCheck(), *steps) for steps in step.ranges]
+        for index, step in enumerate(file.updates[start:], start):
+            if index > start and step.has_state:
+                state = step.load_state()
+            if state is not None:
+                _set_state(learner, state, file)
+                state = None
+            batches = [decode_steps(frames, BatchCheck(), *steps) for steps, frames in step.shards]
             self.current = update = RepeatedUpdate(
                 step.version, learner.get_state(not_components="source"), step.timesteps
             )
             update.results = learner.update(episodes=batches, timesteps=step.timesteps)
-            _compare(learner, step, update)
+            if step.digest is not None:
+                if difference := _difference(step, learner.get_state("rl_module")):
+                    raise Mismatch(
+                        f"update {step.version}: the weights are not those that were recorded: {difference}."
+                    )
+                update.is_compared = True
             if self._lineage.get(step.version) == (file, index) and step.version in wanted:
                 yield update
                 if step.version == wanted[-1]:
                     return
 
-    def _start(self, file: ArrivalFile, version: int, *, keeps_data: bool) -> tuple[int, dict[str, Any]]:
-        """Return (index of the first step to repeat for an update, the learner's state before it)."""
+    def _start(
+        self, file: ArrivalFile, version: int, *, keeps_data: bool
+    ) -> tuple[int, dict[str, Any] | None]:
+        """Return (index of the first update to repeat for an update, the learner's state before it)."""
         until = self._lineage[version][1]
-        states = [i for i, step in enumerate(file.steps[:until]) if isinstance(step, RecordedState)]
+        states = [index for index, update in enumerate(file.updates[: until + 1]) if update.has_state]
         if not states:
             raise ConfigurationError(
                 f"{file.path} has no state before update {version}: the file was altered."
             )
         index = states[0] if keeps_data else states[-1]
-        recorded = file.steps[index]
-        assert isinstance(recorded, RecordedState)
+        recorded = file.updates[index]
         if not keeps_data:
             for path in checkpoints_at(self._checkpoints):
                 found = self._state_of(path)
                 at = found["weights_seq_no"] if found else -1
-                if found and recorded.version < at < version and self._is_of_lineage(file, at, found):
+                if found and recorded.version <= at < version and self._is_of_lineage(file, at, found):
                     self.began_at.append(f"the checkpoint {path}, after update {at}")
                     return self._lineage[at][1] + 1, found
-        self.began_at.append(f"the state that {file.path.name} holds, after update {recorded.version}")
-        return index + 1, recorded.load()
+        self.began_at.append(f"the state that {file.path.name} holds, after update {recorded.version - 1}")
+        return index, recorded.load_state()
 
     def _state_of(self, path: Path) -> dict[str, Any] | None:
         """Return the learner's state in a checkpoint; None if it cannot be read."""
@@ -330,8 +302,8 @@ class Replay:
         """Return whether an update in this file produced this state."""
         if version not in self._lineage or self._lineage[version][0] is not file:
             return False
-        digest = _update_at(file, self._lineage[version][1]).digest
-        return digest is not None and digest.first_difference(digest_weights(state["rl_module"])) is None
+        update = _at(self._lineage[version])
+        return update.digest is not None and _difference(update, state) is None
 
     # -- for a debugger ------------------------------------------------------------------------
 
@@ -341,17 +313,17 @@ class Replay:
         Args:
             path: The checkpoint's directory. An existing one is replaced.
         """
-        update = self.current
-        assert update is not None
-        head = self._head
-        return save_update(
-            path,
-            config=head["config"] if self._config is None else self._config.to_stored(),
-            spaces=head["spaces"],
-            state=update.state,
-            timesteps=update.timesteps,
-            batches=update.batches,
-        )
+        current = self.current
+        assert current is not None
+        listed = [list(batch) if type(batch) is list else [batch] for batch in current.batches]
+        update = {
+            "timesteps": current.timesteps,
+            "spaces": np.frombuffer(pack_blob(dict(self._head["spaces"])), np.uint8),
+            "batches": [[list(one.to_wire()) for one in batch] for batch in listed],
+        }
+        config = self._head["config"] if self._config is None else self._config.to_stored()
+        components = {Learner.checkpoint_name: current.state, _CONFIG: config, _UPDATE: update}
+        return write_checkpoint(path, components, about={"part": _UPDATE})
 
 
 def _tap(source: BatchSource, drawn: Callable[[Any], None]) -> None:
@@ -382,22 +354,12 @@ def _set_state(learner: Learner, state: Mapping[str, Any], file: ArrivalFile) ->
     learner.set_state(state)
 
 
-def _compare(learner: Learner, step: RecordedUpdate, update: RepeatedUpdate) -> None:
-    recorded = step.digest
-    if recorded is None:
-        return
-    difference = recorded.first_difference(digest_weights(learner.get_state("rl_module")["rl_module"]))
-    if difference is not None:
-        raise Mismatch(f"update {step.version}: the weights are not those that were recorded: {difference}.")
-    update.is_compared = True
+def _difference(update: RecordedUpdate, state: Mapping[str, Any]) -> str | None:
+    """Return how a learner's state differs from the recorded digest after an update; None: it does not, or has none."""
+    recorded = update.digest
+    return None if recorded is None else first_difference(recorded, digest_weights(state["rl_module"]))
 
 
-def _update_at(file: ArrivalFile, index: int) -> RecordedUpdate:
-    step = file.steps[index]
-    assert isinstance(step, RecordedUpdate)
-    return step
-
-
-def _remove_from(lineage: dict[int, Any], version: int) -> None:
-    for key in [key for key in lineage if key >= version]:
-        del lineage[key]
+def _at(place: tuple[ArrivalFile, int]) -> RecordedUpdate:
+    file, index = place
+    return file.updates[index]

@@ -1,11 +1,11 @@
 """The arrival log: a record of the fragments that a learner trained, in order, from which training can be replayed.
 
 ```
- first update, or the state was replaced ─► STATE
- an update begins ─► FRAGMENT (each once), UPDATE        it has ended ─► TRAINED, with a digest of all weights
+ an update begins ─► UPDATE: its fragments, and the state before it, unless that is the one after the update before
+ it has ended     ─► TRAINED: a digest of all weights
 ```
 
-Each learner process writes one `FragmentLog`, ``NNNNNN.arrivals``, numbered in the order of creation, whose first
+Each learner process writes one file of records, ``NNNNNN.arrivals``, numbered in the order of creation, whose first
 record is the HEAD.
 
 Records are written on the learner's thread, before the weights of the update are sent to anyone. So a killed process
@@ -15,15 +15,16 @@ failure may lose the end of the log.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import logging
 import os
 import struct
-from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -31,7 +32,7 @@ import numpy.typing as npt
 from rlzmq.config.base_config import BaseConfig
 from rlzmq.core import faults
 from rlzmq.core.errors import ConfigurationError
-from rlzmq.core.files import FileLock, lock_file, make_directories, map_file, read_records, write_record
+from rlzmq.core.files import lock_file, make_directories, map_file, read_records, write_record
 from rlzmq.core.trust import is_signed, signature_of
 from rlzmq.roles.peer_link import package_version
 from rlzmq.wire.codec import Buffer, FragmentId, WireError
@@ -41,21 +42,19 @@ from rlzmq.wire.payloads import FragmentRange, pack_blob, unpack_blob
 __all__ = [
     "ArrivalFile",
     "ArrivalLog",
-    "RecordedState",
     "RecordedUpdate",
     "WeightsDigest",
     "digest_weights",
+    "first_difference",
     "read_arrivals",
 ]
 
 _log = logging.getLogger("rlzmq.driver")
 
-_MAGIC = b"rlzmq arrivals 1\n"
-_HEAD, _STATE, _FRAGMENT, _UPDATE, _TRAINED = range(1, 6)
+_MAGIC = b"rlzmq arrivals 2\n"
+_HEAD, _UPDATE, _TRAINED = range(1, 4)
 _PATTERN = "*.arrivals"
-_COUNT = struct.Struct("<I")
-# A fragment may be split among consecutive updates; one that was forgotten is written again.
-_MAX_REMEMBERED = 4096
+_LENGTH = struct.Struct("<Q")
 # Settings that only sampling needs; a replay need not import their code.
 _OF_SAMPLING = frozenset(
     {"env", "env_config", "wrappers", "env_to_module_connector", "module_to_env_connector", "callbacks_class",
@@ -63,60 +62,33 @@ _OF_SAMPLING = frozenset(
 )  # fmt: skip
 _NUM_SUMS = 16
 
-
-@dataclass(frozen=True, slots=True)
-class WeightsDigest:
-    """A digest of all weights and buffers of a learner.
-
-    Attributes:
-        hashes: ``module/parameter`` → SHA-256 of its dtype, shape and every bit of its values.
-        sums: ``module/parameter`` → sums of every 16th value, beginning at each of the first 16, from which the
-            size of a difference is estimated.
-    """
-
-    hashes: dict[str, bytes]
-    sums: dict[str, npt.NDArray[np.float64]]
-
-    def first_difference(self, other: WeightsDigest) -> str | None:
-        """Return a description of the first parameter that differs; None if all bits are equal."""
-        for name in [*self.hashes, *(name for name in other.hashes if name not in self.hashes)]:
-            if name not in self.hashes or name not in other.hashes:
-                return f"{name} is only in one of them"
-            if self.hashes[name] != other.hashes[name]:
-                apart = float(np.linalg.norm(self.sums[name] - other.sums[name]))
-                size = float(np.linalg.norm(self.sums[name]))
-                return f"{name} differs, by about {apart:.3g} (its sums of every 16th value have the norm {size:.6g})"
-        return None
-
-    def to_plain(self) -> dict[str, Any]:
-        """Return plain values for a record."""
-        return {
-            "names": list(self.hashes),
-            "hashes": b"".join(self.hashes.values()),
-            "sums": np.array(list(self.sums.values())).reshape(len(self.sums), _NUM_SUMS),
-        }
-
-    @classmethod
-    def from_plain(cls, plain: Mapping[str, Any]) -> WeightsDigest:
-        """Return the digest from a record's plain values."""
-        names, hashes = plain["names"], plain["hashes"]
-        return cls(
-            {name: hashes[32 * index : 32 * index + 32] for index, name in enumerate(names)},
-            dict(zip(names, plain["sums"], strict=True)),
-        )
+WeightsDigest: TypeAlias = dict[str, list[Any]]
+"""``module/parameter`` → SHA-256 of its dtype, shape and every bit of its values; and the sums of every 16th value,
+beginning at each of the first 16, from which the size of a difference is estimated."""
 
 
 def digest_weights(modules: Mapping[str, Mapping[str, Any]]) -> WeightsDigest:
     """Return the digest of ``Learner.get_state("rl_module")["rl_module"]``."""
-    hashes, sums = {}, {}
+    digest = {}
     for module_id, weights in modules.items():
         for name, value in weights.items():
             array = np.ascontiguousarray(value)
-            digest = hashlib.sha256(f"{array.dtype.str}|{array.shape}|".encode())
-            digest.update(array.reshape(-1).view(np.uint8).data)
-            key = f"{module_id}/{name}"
-            hashes[key], sums[key] = digest.digest(), _sums(array)
-    return WeightsDigest(hashes, sums)
+            sha = hashlib.sha256(f"{array.dtype.str}|{array.shape}|".encode())
+            sha.update(array.reshape(-1).view(np.uint8).data)
+            digest[f"{module_id}/{name}"] = [sha.digest(), _sums(array)]
+    return digest
+
+
+def first_difference(one: WeightsDigest, other: WeightsDigest) -> str | None:
+    """Return a description of the first parameter that differs; None if all bits are equal."""
+    for name in {**one, **other}:
+        if name not in one or name not in other:
+            return f"{name} is only in one of them"
+        (sha, sums), (other_sha, other_sums) = one[name], other[name]
+        if sha != other_sha:
+            apart, size = np.linalg.norm(sums - other_sums), np.linalg.norm(sums)
+            return f"{name} differs, by about {apart:.3g} (its sums of every 16th value have the norm {size:.6g})"
+    return None
 
 
 def _sums(array: npt.NDArray[Any]) -> npt.NDArray[np.float64]:
@@ -125,9 +97,6 @@ def _sums(array: npt.NDArray[Any]) -> npt.NDArray[np.float64]:
     sums = flat[:whole].reshape(-1, _NUM_SUMS).sum(axis=0, dtype=np.float64)
     sums[: len(flat) - whole] += flat[whole:]
     return sums  # type: ignore[no-any-return]
-
-
-# ---------------------------------------------------------------------- writing
 
 
 class ArrivalLog:
@@ -148,11 +117,19 @@ class ArrivalLog:
         self._directory = Path(directory)
         self._run_id = run_id
         self._config = config
-        self._lock = _lock_directory(self._directory, "record_dir")
+        where = f"config.record_dir={str(directory)!r}"
+        try:
+            make_directories(self._directory, mode=0o700)
+            self._lock = lock_file(self._directory / "lock")
+        except BlockingIOError:
+            raise ConfigurationError(
+                f"{where} is in use by another run. Give each run its own directory."
+            ) from None
+        except OSError as error:
+            raise ConfigurationError(f"{where} cannot be used: {error}.") from None
         self._file: BinaryIO | None = None
         self._has_state = False
         self._has_ended = False
-        self._written: OrderedDict[str, None] = OrderedDict()
 
     def state_is_due(self) -> None:
         """Record the whole state before the next update: it was replaced by other means than an update."""
@@ -167,31 +144,36 @@ class ArrivalLog:
         """Record an update before the learner trains these shards, in this order."""
         if self._has_ended:
             return
-        try:
-            if self._file is None:
-                self._file = self._open(learner)
+        with self._until_full(learner):
+            state: Buffer = b""
             if not self._has_state:
-                state = {**learner.get_state(not_components="source"), **learner.get_state("source")}
-                self._write(_STATE, [pack_blob({"version": learner.weights_seq_no, "state": state})])
-                self._has_state = True
+                state = pack_blob(
+                    {**learner.get_state(not_components="source"), **learner.get_state("source")}
+                )
+            parts, ranges = [state], []
             for shard, frames in shards:
-                self._write_fragment(shard, frames)
-            ranges = [[*shard.fragment, shard.first, shard.num_steps] for shard, _ in shards]
-            update = {"version": learner.weights_seq_no, "timesteps": timesteps}
-            self._write(_UPDATE, [pack_blob({**update, "ranges": ranges})])
-        except (OSError, TypeError, ValueError) as error:
-            self._give_up(error, learner)
+                ranges.append([*shard.fragment, shard.first, shard.num_steps, len(frames)])
+                parts += frames
+            sizes = np.array([memoryview(part).nbytes for part in parts])
+            head = pack_blob(
+                {
+                    "version": learner.weights_seq_no,
+                    "timesteps": timesteps,
+                    "ranges": ranges,
+                    "sizes": sizes,
+                }
+            )
+            self._write(learner, _UPDATE, [_LENGTH.pack(len(head)), head, *parts])
+            self._has_state = True
 
     def end_update(self, learner: Any) -> None:
         """Record the digest of the weights after the update."""
         if self._has_ended:
             return
-        try:
+        with self._until_full(learner):
             digest = digest_weights(learner.get_state("rl_module")["rl_module"])
-            self._write(_TRAINED, [pack_blob(digest.to_plain())])
+            self._write(learner, _TRAINED, [pack_blob(digest)])
             faults.at("arrivals.trained")
-        except (OSError, TypeError, ValueError) as error:
-            self._give_up(error, learner)
 
     def close(self) -> None:
         """Close the file and unlock the directory. Idempotent."""
@@ -200,18 +182,29 @@ class ArrivalLog:
             self._file.close()
         self._lock.release()
 
-    def _give_up(self, error: Exception, learner: Any) -> None:
-        self._has_ended = True
-        _log.error(
-            "the arrival log in %s cannot be written: %s. Training continues; a replay ends at weights version %d.",
-            self._directory, error, learner.weights_seq_no,
-        )  # fmt: skip
+    @contextlib.contextmanager
+    def _until_full(self, learner: Any) -> Iterator[None]:
+        """End the log if the block cannot write."""
+        try:
+            yield
+        except (OSError, TypeError, ValueError) as error:
+            self._has_ended = True
+            _log.error(
+                "the arrival log in %s cannot be written: %s. Training continues; a replay ends at weights version %d.",
+                self._directory, error, learner.weights_seq_no,
+            )  # fmt: skip
+
+    def _write(self, learner: Any, kind: int, parts: Sequence[Buffer]) -> None:
+        if self._file is None:
+            self._file = self._open(learner)
+        write_record(self._file, kind, parts)
 
     def _open(self, learner: Any) -> BinaryIO:
         import torch
 
         numbers = [int(path.stem) for path in self._directory.glob(_PATTERN) if path.stem.isdigit()]
-        file = _create_file(self._directory / f"{max(numbers, default=0) + 1:06d}{_PATTERN[1:]}", is_new=True)
+        path = self._directory / f"{max(numbers, default=0) + 1:06d}{_PATTERN[1:]}"
+        file = open(path, "xb", buffering=0, opener=partial(os.open, mode=0o600))  # noqa: SIM115 (closed with the log)
         file.write(_MAGIC)
         head = {
             "run_id": self._run_id,
@@ -228,43 +221,6 @@ class ArrivalLog:
         write_record(file, _HEAD, [pack_blob({"head": packed, "signature": signature})])
         return file
 
-    def _write(self, kind: int, parts: Sequence[Buffer]) -> None:
-        assert self._file is not None
-        write_record(self._file, kind, parts)
-
-    def _write_fragment(self, shard: Shard, frames: Sequence[Buffer]) -> None:
-        name = _name_of(FragmentRange(shard.fragment, shard.first, shard.num_steps))
-        if name in self._written:
-            return
-        sizes = [memoryview(frame).nbytes for frame in frames]
-        encoded = name.encode()
-        head = struct.pack(f"<II{len(sizes)}q", len(encoded), len(sizes), *sizes)
-        self._write(_FRAGMENT, [head, encoded, *frames])
-        self._written[name] = None
-        while len(self._written) > _MAX_REMEMBERED:
-            self._written.popitem(last=False)
-
-
-# ---------------------------------------------------------------------- reading
-
-
-@dataclass(frozen=True, slots=True)
-class RecordedState:
-    """A learner's whole state before the next update of its file.
-
-    Attributes:
-        version: Weights version.
-    """
-
-    version: int
-    _payload: memoryview
-
-    def load(self) -> dict[str, Any]:
-        """Return the state for `Learner.set_state`."""
-        # Arrays that may be written to.
-        state: dict[str, Any] = unpack_blob(bytearray(self._payload))["state"]
-        return state
-
 
 @dataclass(slots=True)
 class RecordedUpdate:
@@ -272,19 +228,42 @@ class RecordedUpdate:
 
     Attributes:
         version: Version of the resulting weights, 1 more than before the update.
-        ranges: Trained ranges, in the order of the batch.
+        shards: Trained ranges, in the order of the batch, each with its message as the learner received it.
         timesteps: The lifetime counters that schedules follow; None: the learner's own.
+        digest: Digest of the resulting weights; None: the process ended during the update.
     """
 
     version: int
-    ranges: list[FragmentRange]
+    shards: list[tuple[FragmentRange, list[memoryview]]]
     timesteps: dict[str, int] | None
-    _trained: memoryview | None = None
+    _state: memoryview
+    digest: WeightsDigest | None = None
 
     @property
-    def digest(self) -> WeightsDigest | None:
-        """Digest of the resulting weights; None: the process ended during the update."""
-        return None if self._trained is None else WeightsDigest.from_plain(unpack_blob(self._trained))
+    def has_state(self) -> bool:
+        """Whether the learner's state before the update is recorded: it is not the one after the update before."""
+        return bool(self._state)
+
+    def load_state(self) -> dict[str, Any]:
+        """Return the recorded state for `Learner.set_state`, with arrays that may be written to."""
+        state: dict[str, Any] = unpack_blob(bytearray(self._state))
+        return state
+
+    @classmethod
+    def from_record(cls, payload: memoryview) -> RecordedUpdate:
+        """Return the update of an UPDATE record."""
+        end = _LENGTH.size + _LENGTH.unpack_from(payload)[0]
+        head = unpack_blob(payload[_LENGTH.size : end])
+        parts = []
+        for size in head["sizes"].tolist():
+            parts.append(payload[end : end + size])
+            end += size
+        state, *frames = parts
+        shards = []
+        for *fragment, first, num_steps, num_frames in head["ranges"]:
+            shards.append((FragmentRange(FragmentId(*fragment), first, num_steps), frames[:num_frames]))
+            del frames[:num_frames]
+        return cls(head["version"] + 1, shards, head["timesteps"], state)
 
 
 @dataclass(slots=True)
@@ -295,33 +274,15 @@ class ArrivalFile:
         path: Path of the file.
         head: Run, versions, config and spaces.
         is_mine: Whether the head carries this user's signature.
-        steps: States and updates, in order.
+        updates: Updates in order.
         torn_at: Position of an incomplete record; None: the file is complete.
     """
 
     path: Path
     head: dict[str, Any]
     is_mine: bool = False
-    steps: list[RecordedState | RecordedUpdate] = field(default_factory=list)
+    updates: list[RecordedUpdate] = field(default_factory=list)
     torn_at: int | None = None
-    _fragments: dict[str, memoryview] = field(default_factory=dict)
-
-    def frames(self, steps: FragmentRange) -> list[memoryview]:
-        """Return the message with these steps, as the learner received it."""
-        payload = self._fragments[_name_of(steps)]
-        name_bytes, num_frames = struct.unpack_from("<II", payload)
-        sizes = struct.unpack_from(f"<{num_frames}q", payload, 2 * _COUNT.size)
-        end = 2 * _COUNT.size + 8 * num_frames + name_bytes
-        frames = []
-        for size in sizes:
-            frames.append(payload[end : end + size])
-            end += size
-        return frames
-
-
-def _name_of(steps: FragmentRange) -> str:
-    """Return the name of a record: a fragment may be received in several parts."""
-    return f"{steps.fragment}:{steps.first}+{steps.num_steps}"
 
 
 def read_arrivals(directory: str | Path) -> list[ArrivalFile]:
@@ -352,62 +313,16 @@ def _read(path: Path) -> ArrivalFile | None:
     try:
         for kind, payload, next_one in read_records(content, end):
             end = next_one
-            _take(file, kind, payload)
-    except (WireError, KeyError, TypeError, struct.error) as error:  # its checksum was right
+            if kind == _HEAD:
+                record = unpack_blob(payload)
+                file.head = unpack_blob(record["head"])
+                file.is_mine = is_signed("arrival log", bytes(record["head"]), record["signature"])
+            elif kind == _UPDATE:
+                file.updates.append(RecordedUpdate.from_record(payload))
+            else:
+                file.updates[-1].digest = unpack_blob(payload)
+    except (WireError, LookupError, TypeError, ValueError, struct.error) as error:  # its checksum was right
         raise ConfigurationError(f"{path} is not an arrival log of this release: {error!r}.") from error
     if end < len(content):
         file.torn_at = end
-    return file if file.steps else None
-
-
-def _take(file: ArrivalFile, kind: int, payload: memoryview) -> None:
-    if kind == _HEAD:
-        record = unpack_blob(payload)
-        file.head = unpack_blob(record["head"])
-        file.is_mine = is_signed("arrival log", bytes(record["head"]), record["signature"])
-    elif kind == _STATE:
-        file.steps.append(RecordedState(unpack_blob(payload)["version"], payload))
-    elif kind == _FRAGMENT:
-        (name_bytes, num_frames) = struct.unpack_from("<II", payload)
-        start = 2 * _COUNT.size + 8 * num_frames
-        file._fragments[bytes(payload[start : start + name_bytes]).decode()] = payload
-    elif kind == _UPDATE:
-        record = unpack_blob(payload)
-        ranges = [
-            FragmentRange(FragmentId(*fragment), first, num) for *fragment, first, num in record["ranges"]
-        ]
-        file.steps.append(RecordedUpdate(record["version"] + 1, ranges, record["timesteps"]))
-    elif kind == _TRAINED:
-        update = file.steps[-1]
-        assert isinstance(update, RecordedUpdate)
-        update._trained = payload
-
-
-# -- records ------------------------------------------------------------------------------------------
-
-
-def _lock_directory(directory: Path, setting: str) -> FileLock:
-    """Create a directory for this user only, and lock it.
-
-    Raises:
-        ConfigurationError: The directory cannot be used, or another run uses it.
-    """
-    try:
-        make_directories(directory, mode=0o700)
-        return lock_file(directory / "lock")
-    except BlockingIOError:
-        raise ConfigurationError(
-            f"config.{setting}={str(directory)!r} is in use by another run. Give each run its own directory."
-        ) from None
-    except OSError as error:
-        raise ConfigurationError(f"config.{setting}={str(directory)!r} cannot be used: {error}.") from None
-
-
-def _create_file(path: Path, *, is_new: bool = False) -> BinaryIO:
-    """Open an empty file for records, unbuffered and for this user only.
-
-    Raises:
-        FileExistsError: The file exists and `is_new` is True.
-    """
-    flags = os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | (os.O_EXCL if is_new else os.O_TRUNC)
-    return os.fdopen(os.open(path, flags, 0o600), "wb", buffering=0)
+    return file if file.updates else None

@@ -12,7 +12,7 @@ from replay_runs import replay_config
 from rlzmq import Algorithm
 from rlzmq.algorithms.replay import Replay, load_update
 from rlzmq.core.errors import ConfigurationError
-from rlzmq.roles.arrival_log import WeightsDigest, digest_weights
+from rlzmq.roles.arrival_log import WeightsDigest, digest_weights, first_difference
 
 
 def config_of(case: str, path: Path) -> Any:
@@ -55,7 +55,7 @@ def test_a_recorded_run_on_a_source_is_repeated_bit_for_bit(case: str, tmp_path:
 
 
 def weights_differ(learner: Any, expected: WeightsDigest) -> bool:
-    return bool(expected.first_difference(digest_weights(learner.get_state("rl_module")["rl_module"])))
+    return bool(first_difference(expected, digest_weights(learner.get_state("rl_module")["rl_module"])))
 
 
 def test_a_replay_whose_files_are_gone_is_refused(tmp_path: Path) -> None:
