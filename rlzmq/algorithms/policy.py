@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
+import numpy as np
 import torch
 
 from rlzmq.algorithms.checkpoints import read_algorithm
@@ -26,7 +27,7 @@ from rlzmq.algorithms.policy_agents import (
 )
 from rlzmq.algorithms.stored_config import Given
 from rlzmq.config.base_config import BaseConfig
-from rlzmq.connectors.rows import VectorStepRows
+from rlzmq.connectors.rows import ColumnRows
 from rlzmq.core.spaces import space_from_plain
 from rlzmq.core.synonyms import AnswersSynonyms
 from rlzmq.core.tree import num_items, tree_map, tree_stack, tree_unstack
@@ -280,9 +281,9 @@ class Policy(AnswersSynonyms):
     def _act_on_columns(self, observations: Any, explore: bool, *, is_batch: bool = False) -> object:
         to_module, to_env, step = self._env_to_module, self._module_to_env, self._module_step
         assert step is not None
-        rows = VectorStepRows({}, num_items(observations))
-        if self._num_steps and not is_batch:
-            rows.is_first[:] = False
+        num = num_items(observations)
+        is_first = np.full(num, is_batch or not self._num_steps)
+        rows = ColumnRows({}, 0, is_first=is_first, num_previous=np.zeros(num, np.int64))
         stored = to_module.write(observations, rows)
         step.begin(explore=explore)
         columns, _ = step(to_module.read(stored, rows), None, self.num_env_steps_sampled)

@@ -17,7 +17,7 @@ slot of an EpisodeBatch). There are two kinds:
 
 **Env runner**, per vector step, for every row (including final observations and resets)::
 
-    rows = VectorStepRows(columns, num_envs)           # columns: leaves [N, S, ...]; once
+    rows = ColumnRows(columns, slot, is_first=..., num_previous=...)    # columns: leaves [N, S, ...]; once
     # columns[ACTIONS], columns[REWARDS], ... already hold the step that led to `observations`
     rows.move_to(slot, is_first=..., num_previous=...)
     stored = env_to_module.write(observations, rows)   # identity without writers
@@ -52,7 +52,7 @@ from rlzmq.episodes.episode_batch import EpisodeBatch
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["FlatRows", "RowsContext", "TrainRows", "VectorStepRows"]
+__all__ = ["ColumnRows", "RowsContext", "TrainRows"]
 
 BoolArray = npt.NDArray[np.bool_]
 IntArray = npt.NDArray[np.int64]
@@ -89,90 +89,35 @@ class RowsContext(Protocol):
         ...
 
 
-class VectorStepRows:
-    """Rows of an env runner: N sub-envs at one slot of their columns ``[N, S, ...]``.
-
-    One object serves a whole run. Call `move_to` before every vector step.
+class ColumnRows:
+    """Rows at slots of columns: of an EpisodeBatch, ``[num_slots, ...]``, or of N sub-envs, ``[N, S, ...]``.
 
     Args:
-        columns: Column name -> tree of arrays ``[N, S, ...]``. It is looked up at every use, so entries may be
-            replaced when a fragment begins.
-        num_rows: N, the number of sub-envs.
-        agent_id: The agent of these columns; None in single-agent use.
-    """
-
-    def __init__(self, columns: Mapping[str, Any], num_rows: int, agent_id: Hashable = None) -> None:
-        self.columns = columns
-        self.num_rows = num_rows
-        self.agent_id = agent_id
-        self.slot: int = 0
-        self.is_first: BoolArray = np.ones(num_rows, np.bool_)
-        self.num_previous: IntArray = np.zeros(num_rows, np.int64)
-
-    def move_to(self, slot: int, *, is_first: BoolArray, num_previous: IntArray) -> None:
-        """Set the slot of the current observations, and the facts about each row.
-
-        Args:
-            slot: Index into the second axis of the columns.
-            is_first: bool[N].
-            num_previous: int64[N], at most `slot` each. The arrays are kept, not copied.
-        """
-        self.slot = slot
-        self.is_first = is_first
-        self.num_previous = num_previous
-
-    def window(self, column: str, num: int, *, current: bool) -> Any:
-        """See `RowsContext.window`."""
-        end = self.slot + int(current)
-        begin = end - num
-        missing = window_mask(self.num_previous, num, current=current)
-        num_missing_slots = max(0, -begin)
-
-        def cut(leaf: npt.NDArray[Any]) -> npt.NDArray[Any]:
-            if num_missing_slots == 0:
-                part = leaf[:, begin:end]
-                if missing is not None:
-                    part = part.copy()
-                    part[missing] = 0
-                return part
-            part = np.zeros((leaf.shape[0], num, *leaf.shape[2:]), leaf.dtype)
-            part[:, num_missing_slots:] = leaf[:, :end]
-            return part if missing is None else _zeroed(part, missing)
-
-        return tree_map(cut, self.columns[column])
-
-
-class FlatRows:
-    """Rows at any slots of flat columns ``[num_slots, ...]``, e.g. of an EpisodeBatch.
-
-    Args:
-        columns: Column name -> tree of arrays ``[num_slots, ...]``.
-        slots: int64[N], the slot of each row's observation.
+        columns: Column name -> tree of arrays.
+        slots: int64[N], each row's slot. Of sub-envs, the one slot of all N rows, which `move_to` changes.
         is_first: bool[N].
-        num_previous: int64[N].
-        agent_id: The agent of all rows; None in single-agent use.
+        num_previous: int64[N]. All `num_previous` slots before a row belong to its episode.
+        agent_id: The agent of these rows; None in single-agent use.
     """
 
     def __init__(
         self,
         columns: Mapping[str, Any],
-        slots: IntArray,
+        slots: IntArray | int,
         *,
         is_first: BoolArray,
         num_previous: IntArray,
         agent_id: Hashable = None,
     ) -> None:
         self.columns = columns
-        self.slots = slots
-        self.num_rows: int = len(slots)
-        self.is_first = is_first
-        self.num_previous = num_previous
+        self.num_rows: int = len(is_first)
         self.agent_id = agent_id
+        self.move_to(slots, is_first=is_first, num_previous=num_previous)
 
     @classmethod
     def of_batch(
         cls, batch: EpisodeBatch, slots: IntArray, chunks: IntArray, agent_id: Hashable = None
-    ) -> FlatRows:
+    ) -> ColumnRows:
         """Return rows of an EpisodeBatch.
 
         Args:
@@ -190,17 +135,23 @@ class FlatRows:
             agent_id=agent_id,
         )
 
+    def move_to(self, slots: IntArray | int, *, is_first: BoolArray, num_previous: IntArray) -> None:
+        """Set the slots of the current observations, and the facts about each row; see the class."""
+        self.slots, self.is_first, self.num_previous = slots, is_first, num_previous
+
     def window(self, column: str, num: int, *, current: bool) -> Any:
         """See `RowsContext.window`."""
-        offsets = np.arange(num, dtype=np.int64) - (num - int(current))
         missing = window_mask(self.num_previous, num, current=current)
-        slots = self.slots[:, None] + offsets
+        slots: Any = np.add.outer(self.slots, np.arange(num) - (num - int(current)))
         if missing is not None:
             slots = np.where(missing, 0, slots)
+        places = (np.arange(self.num_rows)[:, None], slots) if isinstance(self.slots, int) else slots
 
         def gather(leaf: npt.NDArray[Any]) -> npt.NDArray[Any]:
-            part = leaf[slots]
-            return part if missing is None else _zeroed(part, missing)
+            part: npt.NDArray[Any] = leaf[places]
+            if missing is not None:
+                part[missing] = 0
+            return part
 
         return tree_map(gather, self.columns[column])
 
@@ -314,7 +265,7 @@ class TrainRows:
         return tree_map(lambda *leaves: np.concatenate(leaves)[back], *parts)
 
     def _transformed(self, slots: IntArray, chunks: IntArray, agent_id: object) -> object:
-        rows = FlatRows.of_batch(self.episodes, slots, chunks, agent_id)
+        rows = ColumnRows.of_batch(self.episodes, slots, chunks, agent_id)
         observations = tree_rows(self.episodes.columns[Columns.OBS], slots)
         for piece in self.observation_pieces:
             observations = piece.transform_observations(observations, rows)
@@ -328,8 +279,3 @@ def window_mask(num_previous: IntArray, num: int, *, current: bool) -> BoolArray
         return None
     mask: BoolArray = np.arange(num_needed, -int(current), -1) > num_previous[:, None]
     return mask
-
-
-def _zeroed(values: npt.NDArray[Any], mask: BoolArray) -> npt.NDArray[Any]:
-    values[mask] = 0
-    return values

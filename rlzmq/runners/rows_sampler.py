@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from rlzmq.connectors.rows import VectorStepRows
+from rlzmq.connectors.rows import ColumnRows
 from rlzmq.core.errors import EnvError
 from rlzmq.core.metrics import (
     ENV_STEP_TIMER,
@@ -134,7 +134,9 @@ class RowsSampler(Sampler):
         self._carried_infos = {(index, lookback): info for index, info in infos.items()}
         self._block = block = ColumnBlock(num_envs, lookback + 1)
         self._first = 0
-        self._rows = VectorStepRows(block.columns, num_envs)
+        self._rows = ColumnRows(
+            block.columns, 0, is_first=np.ones(num_envs, np.bool_), num_previous=self._num_previous
+        )
         if self._env_to_module.required_lookback:  # pieces read the actions before the first one
             block.writer(Columns.ACTIONS, self.stepper.example_actions())
         block.writer(Columns.REWARDS, np.zeros(num_envs))

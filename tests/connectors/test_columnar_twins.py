@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rlzmq.connectors.learner import ComputeReturnsToGo, FrameStackingLearner
-from rlzmq.connectors.rows import FlatRows, VectorStepRows
+from rlzmq.connectors.rows import ColumnRows
 from rlzmq.core.tree import tree_leaves
 from rlzmq.episodes.episode_batch import EpisodeBatch
 from rlzmq.episodes.single_agent_episode import SingleAgentEpisode
@@ -51,7 +51,7 @@ def test_learner_frame_stacking_gives_the_same_on_columns_and_on_episodes(
     piece = FrameStackingLearner(num_frames=num_frames)
     by_key = call(piece, batch)["obs"]
     slots, chunk_of = batch.step_slots(), batch.step_chunks()
-    rows = FlatRows.of_batch(batch, slots, chunk_of)
+    rows = ColumnRows.of_batch(batch, slots, chunk_of)
     columnar = piece.transform_observations(batch.columns["obs"][slots], rows)
     assert_same(columnar, np.concatenate([np.asarray(items[0]) for items in by_key.values()]))
     returns = ComputeReturnsToGo(gamma=0.9)
@@ -64,17 +64,12 @@ def test_learner_frame_stacking_gives_the_same_on_columns_and_on_episodes(
 
 def test_windows_are_filled_with_zeros_before_the_episodes_start() -> None:
     columns = {"obs": np.arange(10.0).reshape(2, 5)}
-    rows = VectorStepRows(columns, 2)
-    rows.move_to(3, is_first=np.array([False, True]), num_previous=np.array([2, 0]))
+    facts = {"is_first": np.array([False, True]), "num_previous": np.array([2, 0])}
+    rows = ColumnRows(columns, 3, **facts)
     assert rows.window("obs", 4, current=True).tolist() == [[0, 1, 2, 3], [0, 0, 0, 8]]
     assert rows.window("obs", 2, current=False).tolist() == [[1, 2], [0, 0]]
     assert rows.window("obs", 6, current=False).tolist() == [[0, 0, 0, 0, 1, 2], [0] * 6]
-    flat = FlatRows(
-        {"obs": np.arange(10.0)},
-        np.array([3, 8]),
-        is_first=np.array([False, True]),
-        num_previous=np.array([2, 0]),
-    )
+    flat = ColumnRows({"obs": np.arange(10.0)}, np.array([3, 8]), **facts)
     assert flat.window("obs", 4, current=True).tolist() == [[0, 1, 2, 3], [0, 0, 0, 8]]
     assert flat.window("obs", 2, current=False).tolist() == [[1, 2], [0, 0]]
     assert columns["obs"].tolist() == np.arange(10.0).reshape(2, 5).tolist()
