@@ -95,28 +95,6 @@ def test_another_version_is_refused_with_both_named(tmp_path: Path) -> None:
         ckpt.read_checkpoint(path)
 
 
-def test_a_failed_write_leaves_the_old_one_and_no_litter(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    path = ckpt.write_checkpoint(tmp_path / "c", {"one": {"x": 1}})
-    real = ckpt._write_file
-    for fail_at in range(3):
-        calls = []
-
-        def failing(file: Path, data: bytes, fail_at: int = fail_at, calls: list[int] = calls) -> None:
-            calls.append(1)
-            if len(calls) > fail_at:
-                raise OSError(28, "No space left on device")
-            real(file, data)
-
-        monkeypatch.setattr(ckpt, "_write_file", failing)
-        with pytest.raises(CheckpointError, match="No space left"):
-            ckpt.write_checkpoint(path, {"one": {"x": np.arange(3)}})
-        assert len(calls) == fail_at + 1
-        assert ckpt.read_checkpoint(path) == {"one": {"x": 1}}
-        assert [p.name for p in tmp_path.iterdir()] == ["c"]
-
-
 def test_writing_again_replaces(tmp_path: Path) -> None:
     path = ckpt.write_checkpoint(tmp_path / "c", {"one": {"x": 1}, "gone": {}})
     ckpt.write_checkpoint(path, {"one": {"x": 2}})

@@ -102,7 +102,6 @@ def test_a_reader_of_one_that_is_replaced_meanwhile_gets_the_new_one(
     ("uri", "text"),
     [
         ("s3://bucket/c", "needs s3fs, which is not installed: pip install 'rlzmq[cloud]'"),
-        ("gs://bucket/c", "needs gcsfs, which is not installed: pip install 'rlzmq[cloud]'"),
         ("nope://c", "nor a store that fsspec knows"),
     ],
 )

@@ -45,14 +45,6 @@ def run(**environment: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-def test_nothing_happens_and_nothing_is_called_where_no_fault_is_asked_for() -> None:
-    faults.arm("runner-0")
-    assert not faults.is_armed
-    assert not faults.is_recording
-    assert faults.at is faults.record  # the function that does nothing
-    faults.at("anything")
-
-
 @pytest.mark.parametrize(
     ("fault", "code"),
     [("here:kill:3", -signal.SIGKILL), ("here@runner-1:exit:3", 3), ("here@runner-0:kill:3", 0)],

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -34,15 +33,6 @@ def test_each_reduction_of_three_values(reduce: str, expected: object) -> None:
         logger.log_value("x", value, reduce=reduce)
     assert logger.peek("x") == expected
     assert logger.reduce() == {"x": expected}
-
-
-def test_default_is_the_mean_since_the_last_reduce() -> None:
-    logger = MetricsLogger()
-    logger.log_value("x", 1.0)
-    logger.reduce()
-    logger.log_value("x", 5.0)
-    assert logger.reduce() == {"x": 5.0}
-    assert math.isnan(logger.reduce()["x"])
 
 
 def test_window_survives_reduce_and_is_bounded() -> None:
@@ -93,27 +83,6 @@ def test_a_worker_sends_every_value_once(options: dict[str, Any], compile_: bool
             alone.log_value("x", value, **options)
         root.aggregate([worker.reduce(compile=compile_)], key="env_runners")
     assert root.peek(("env_runners", "x")) == alone.peek("x")
-
-
-def test_plain_results_of_two_loggers_are_merged() -> None:
-    root = MetricsLogger()
-    loggers = [MetricsLogger(), MetricsLogger()]
-    for logger, value in zip(loggers, (1.0, 3.0), strict=True):
-        for reduce in ("mean", "sum", "max"):
-            logger.log_value(("group", reduce), value, reduce=reduce)
-    root.aggregate([logger.reduce() for logger in loggers])
-    assert root.peek("group") == {"mean": 2.0, "sum": 4.0, "max": 3.0}
-    with pytest.raises(ValueError, match=r"got float 1.0 at 'x'"):
-        root.aggregate([{"x": 1.0}])
-
-
-def test_state_round_trip() -> None:
-    logger = MetricsLogger()
-    logger.log_value(("a", "b"), 1.5)
-    logger.log_value("n", 3, reduce="lifetime_sum")
-    other = MetricsLogger()
-    other.set_state(logger.get_state())
-    assert other.peek() == logger.peek() == {"a": {"b": 1.5}, "n": 3}
 
 
 def test_mistakes_are_named() -> None:
@@ -169,16 +138,6 @@ def test_clear_on_reduce_empties_windows_and_makes_sums_last() -> None:
     wanted = [{"window": 1.0, "lasting": 1.0, "sum": 1.0, "mean": 1.0}]
     wanted.append({"window": 5.0, "lasting": 6.0, "sum": 5.0, "mean": 5.0})
     assert [{name: result[name] for name in wanted[0]} for result in results] == wanted
-
-
-def test_percentiles_can_be_chosen_and_survive_state_and_merging() -> None:
-    worker, root = MetricsLogger(), MetricsLogger()
-    for value in range(101):
-        worker.log_value("x", value, reduce="percentiles", percentiles=[10, 50], window=200)
-    root.set_state(worker.get_state())
-    assert root.peek("x") == worker.peek("x") == {10: 10, 50: 50}
-    with pytest.raises(ValueError, match="from 0 to 100"):
-        worker.log_value("y", 1, reduce="percentiles", percentiles=[150])
 
 
 @pytest.mark.parametrize("options", [{}, {"window": 3}, {"reduce": "lifetime_sum"}])
@@ -258,14 +217,6 @@ def test_mistakes_with_custom_stats_are_named() -> None:
     other.log_value("x", 1.0)
     with pytest.raises(ValueError, match=r"reduce='mean' here and reduce='histogram' elsewhere"):
         other.aggregate([logger.reduce(compile=False)])
-    with pytest.raises(TypeError, match=r"subclasses of rlzmq.StatsBase, got 'h': <class 'dict'>"):
-        MetricsLogger(stats_cls_lookup={"h": dict})  # type: ignore[dict-item]
-
-    class Unfinished(Histogram):
-        peek = StatsBase.peek
-
-    with pytest.raises(TypeError, match="Unfinished does not define peek"):
-        MetricsLogger(stats_cls_lookup={"h": Unfinished})
 
     class KeepsAnObject(Histogram):
         def get_state(self) -> dict[str, Any]:

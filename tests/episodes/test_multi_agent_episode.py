@@ -7,7 +7,6 @@ import pickle
 from typing import Any
 
 import gymnasium as gym
-import numpy as np
 import pytest
 
 from rlzmq.core.errors import MultiAgentEnvError
@@ -58,49 +57,31 @@ def stepped(*steps: Any) -> MultiAgentEpisode:
 # -- the worked example -------------------------------------------------------------------------------
 
 
-def test_worked_example_observations() -> None:
+def test_getters_of_a_worked_example_with_a_hanging_agent() -> None:
     episode = worked()
     assert {agent_id: list(agent_ts) for agent_id, agent_ts in episode.env_t_to_agent_t.items()} == {
         "a": [0, 1, 2],
         "b": [0, MultiAgentEpisode.SKIP_ENV_TS_TAG, "S"],
     }
-    assert episode.get_observations() == {"a": [0, 1, 2], "b": [100]}
-    assert episode.get_observations(return_list=True) == [{"a": 0, "b": 100}, {"a": 1}, {"a": 2}]
     assert episode.get_observations(-1) == {"a": 2}
     assert episode.get_observations(-1, env_steps=False) == {"a": 2, "b": 100}
-    assert episode.get_observations(-1, fill=-9) == {"a": 2, "b": -9}
-    assert episode.get_observations(slice(0, 5), fill=-9)["b"] == [100, -9, -9, -9, -9]
-    assert episode.get_observations([-1, -2]) == {"a": [2, 1]}
-
-
-def test_worked_example_actions_and_rewards_include_what_hangs() -> None:
-    episode = worked()
     assert episode.get_actions() == {"a": [10, 11], "b": [20]}
-    assert episode.get_actions(-1) == {"a": 11}
-    assert episode.get_actions(0) == {"a": 10, "b": 20}
     assert episode.get_actions(env_steps=False) == {"a": [10, 11]}
     assert episode.get_actions(-1, env_steps=False) == {"a": 11, "b": 20}
-    assert episode.get_actions(return_list=True, fill=-1) == [{"a": 10, "b": 20}, {"a": 11, "b": -1}]
-    assert episode.get_rewards() == {"a": [1, 1], "b": [5]}
     assert episode.get_rewards(env_steps=False) == {"a": [1, 1]}
-    assert episode.get_rewards(return_list=True) == [{"a": 1, "b": 5}, {"a": 1}]
-    assert episode.get_return() == 2
     assert episode.get_return(include_hanging_rewards=True) == 7
-
-
-def test_worked_example_cut_grows_the_lookback_to_the_hanging_observation() -> None:
-    chunk = worked().cut(1)
-    assert chunk.get_observations(-3) == {"a": 0, "b": 100}
-    assert chunk.get_actions([-2, -1], neg_index_as_lookback=True) == {"a": [10, 11], "b": [20]}
-    assert chunk.get_rewards([-2, -1], neg_index_as_lookback=True) == {"a": [1, 1], "b": [5]}
-    assert chunk.get_observations() == {"a": [2]}
-    assert chunk.get_actions() == {}
-    assert (len(chunk), chunk.env_t_started, chunk.len_lookback_buffer) == (0, 2, 2)
+    chunk = episode.cut(1)
     chunk.add_env_step({"b": 101, "a": 3}, {"a": 12}, {"b": 4, "a": 1})
     assert chunk.get_rewards(env_steps=False) == {"a": [1], "b": [9]}
     assert chunk.get_actions(env_steps=False) == {"a": [12], "b": [20]}
-    assert chunk.get_observations() == {"a": [2, 3], "b": [101]}
     assert chunk.get_return() == 10
+
+
+def test_ids_of_agents_may_be_tuples() -> None:
+    episode = MultiAgentEpisode()
+    episode.add_env_reset(observations={("x", 1): 5, 2: 6})
+    assert episode.get_observations(0, agent_ids=("x", 1)) == {("x", 1): 5}
+    assert episode.get_observations(0, agent_ids=[("x", 1), 2]) == {("x", 1): 5, 2: 6}
 
 
 # -- RLlib's bugs, not copied --------------------------------------------------------------------------
@@ -138,24 +119,12 @@ STEP: dict[str, Any] = {
 }
 
 
-@pytest.mark.parametrize("begin", [lambda episode: episode, lambda episode: episode.cut(0)])
-@pytest.mark.parametrize(
-    ("change", "text"),
-    [
-        (
-            {"extra_model_outputs": {"a": {"l": 1}, "b": 5}},
-            "agent 'b': expected extra model outputs .*got int 5",
-        ),
-        ({"extra_model_outputs": {"b": [1]}, "observations": {"a": 1}}, r"agent 'b'.*got list \[1\]"),
-    ],
-)
-def test_a_step_of_wrong_values_names_the_agent_and_changes_nothing(
-    begin: Any, change: dict[str, Any], text: str
-) -> None:
-    episode = begin(stepped())
+@pytest.mark.parametrize("is_chunk", [False, True])
+def test_a_step_of_wrong_values_names_the_agent_and_changes_nothing(is_chunk: bool) -> None:
+    episode = stepped().cut(0) if is_chunk else stepped()
     before = facts(episode)
-    with pytest.raises(MultiAgentEnvError, match=f"episode {episode.id_}, env step 1, {text}"):
-        episode.add_env_step(**{**STEP, **change})
+    with pytest.raises(MultiAgentEnvError, match=r"env step 1, agent 'b': expected extra model .*got int 5"):
+        episode.add_env_step(**{**STEP, "extra_model_outputs": {"a": {"l": 1}, "b": 5}})
     assert facts(episode) == before
     episode.add_env_step(**STEP)
     assert episode.get_return() == 3
@@ -263,12 +232,6 @@ def test_an_agent_that_came_behind_a_slices_end_may_join_the_slice(as_batch: boo
 # -- done agents ---------------------------------------------------------------------------------------
 
 
-def test_rewards_in_arrays_of_one_element_are_numbers() -> None:
-    episode = stepped(({"a": 1}, {"a": 10}, {"a": np.array([1.5]), "b": np.array([[2]])}))
-    assert (episode.get_return(), episode.get_return(include_hanging_rewards=True)) == (1.5, 3.5)
-    assert episode.to_numpy().get_rewards()["a"].tolist() == [1.5]
-
-
 # -- constructor, slices, joining ----------------------------------------------------------------------
 
 
@@ -320,14 +283,6 @@ def test_the_mapping_function_is_asked_once_per_agent_also_by_chunks() -> None:
 # -- getters and setters ---------------------------------------------------------------------------------
 
 
-def test_agent_ids_may_be_tuples() -> None:
-    episode = MultiAgentEpisode()
-    episode.add_env_reset(observations={("x", 1): 5, 2: 6})
-    assert episode.get_observations(0, agent_ids=("x", 1)) == {("x", 1): 5}
-    assert episode.get_observations(0, agent_ids=[("x", 1), 2]) == {("x", 1): 5, 2: 6}
-    assert episode.get_observations(0, agent_ids=2) == {2: 6}
-
-
 def test_one_hot_needs_and_uses_the_agents_spaces() -> None:
     spaces = gym.spaces.Dict(a=gym.spaces.Discrete(3))
     episode = MultiAgentEpisode(observation_space=spaces, action_space=spaces)
@@ -360,23 +315,10 @@ def test_getters_name_the_episode_the_agent_and_the_column_in_their_errors() -> 
     episode = worked()
     where = f"^episode {episode.id_}"
     for kind, text, call in (
-        (IndexError, "column 'rewards': index 5 is out of range", lambda: episode.get_rewards(5)),
-        (
-            IndexError,
-            "agent 'b', column 'rewards': index 1",
-            lambda: episode.get_rewards(1, env_steps=False),
-        ),
-        (
-            ValueError,
-            "agent 'a', column 'actions': one_hot",
-            lambda: episode.get_actions(-1, one_hot_discrete=True),
-        ),
+        (IndexError, "column 'rewards': index 5", lambda: episode.get_rewards(5)),
+        (IndexError, "agent 'b', column 'rewards': index 1", lambda: episode.get_rewards(1, env_steps=False)),
+        (ValueError, "agent 'a', column 'actions'", lambda: episode.get_actions(-1, one_hot_discrete=True)),
         (TypeError, "column 'observations': expected an index", lambda: episode.get_observations("x")),
-        (
-            ValueError,
-            "column 'actions': return_list=True",
-            lambda: episode.get_actions(env_steps=False, return_list=True),
-        ),
     ):
         with pytest.raises(kind, match=f"{where}, {text}"):
             call()
@@ -429,11 +371,6 @@ def test_state_pickle_and_deepcopy_keep_everything(copied: Any) -> None:
                 {}, {"a": 5}, {"a": 1}, extra_model_outputs={"a": {"l": 1}} if "c" in other.agent_ids else {}
             )
             assert other.env_t == episode.env_t + 1
-
-
-def test_a_state_that_is_none_is_refused() -> None:
-    with pytest.raises(ValueError, match="MultiAgentEpisode's state"):
-        MultiAgentEpisode.from_state({"id_": "x"})
 
 
 def test_resetting_twice_is_refused_and_printing_works(capsys: pytest.CaptureFixture[str]) -> None:

@@ -12,7 +12,7 @@ from rlzmq.episodes.multi_agent_episode import MultiAgentEpisode
 from tests.episodes.multi_agent_model import AGENTS, Model, Step, assert_same, assert_same_getter, random_step
 from tests.episodes.reference_model import Token
 
-NUM_SEQUENCES = 5000
+NUM_SEQUENCES = 2000
 
 
 def mapping(agent_id: object, episode: MultiAgentEpisode) -> str:
