@@ -113,20 +113,12 @@ class Recorder:
     def raise_error(self, kind: str) -> None:
         if kind == "own":
             raise OwnError("my own", 7)
-        if kind == "chained":
-            try:
-                raise KeyError("inner")
-            except KeyError as error:
-                raise ValueError("outer") from error
         errors: dict[str, BaseException] = {
-            "key": KeyError("k", 3),
             "os": FileNotFoundError(2, "No such file", "x.txt"),
             "rlzmq": ConfigurationError("bad lr"),
             "unicode": UnicodeDecodeError("utf-8", b"\xff", 0, 1, "bad"),
-            "stop": StopIteration(5),
             "exit": SystemExit(3),
             "cancelled": asyncio.CancelledError(),
-            "timeout": TimeoutError("mine"),
         }
         raise errors[kind]
 
@@ -137,9 +129,6 @@ class Recorder:
         elif how == "exit":
             os._exit(5)
         os.kill(os.getpid(), 9)
-
-    def start_process(self) -> int:
-        return subprocess.Popen(["sleep", "60"]).pid
 
     def _private(self) -> None:
         pass

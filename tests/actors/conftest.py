@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import psutil
@@ -13,6 +13,7 @@ import pytest
 from actor_checks import is_gone
 
 from rlzmq.actors import forkserver
+from rlzmq.actors.system import ActorSystem
 
 
 @pytest.fixture(autouse=True)
@@ -28,6 +29,12 @@ def runtime_dir(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     shutil.rmtree(path)
     assert left == []
     assert living_actors() == []
+
+
+@pytest.fixture
+async def system() -> AsyncIterator[ActorSystem]:
+    async with ActorSystem() as running:
+        yield running
 
 
 def living_actors() -> list[psutil.Process]:

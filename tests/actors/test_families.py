@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import signal
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Iterator
 from multiprocessing import get_context
 from multiprocessing.shared_memory import SharedMemory
 from multiprocessing.util import get_temp_dir
@@ -17,10 +15,8 @@ from typing import Any
 import psutil
 import pytest
 
-from rlzmq.actors import forkserver, process_state
-from rlzmq.actors.process_state import descendants, end_family
+from rlzmq.actors import forkserver
 from rlzmq.actors.system import ActorSystem
-from rlzmq.core.process import start_mark
 
 # Starts a process in a session of its own and ends: an orphan.
 DAEMON = """
@@ -77,12 +73,6 @@ async def until_nothing_is_left(processes: list[psutil.Process], names: list[str
             await asyncio.sleep(0.01)
 
 
-@pytest.fixture
-async def system() -> AsyncIterator[ActorSystem]:
-    async with ActorSystem() as running:
-        yield running
-
-
 @pytest.mark.parametrize("how", ["signal", "stop", "fork server"])
 async def test_a_family_ends_with_its_actor(system: ActorSystem, how: str) -> None:
     other = await system.spawn(Family, name="other")
@@ -105,40 +95,3 @@ async def test_a_family_ends_with_its_actor(system: ActorSystem, how: str) -> No
     await actor.exited
     await until_nothing_is_left(processes, [*names, *sockets])
     assert len(left(*others)) == len(others[0]) + len(others[1]), "the other one's family lives on"
-
-
-def test_a_process_is_known_by_its_start_and_its_descendants_are_found() -> None:
-    code = "import subprocess as s; child = s.Popen(['sleep', '600']); print(child.pid, flush=True); child.wait()"
-    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as parent:
-        assert parent.stdout is not None
-        grandchild = psutil.Process(int(parent.stdout.readline()))
-        try:
-            assert set(descendants(os.getpid())) >= {parent.pid, grandchild.pid}
-            assert descendants(parent.pid) == [grandchild.pid]
-            mark = start_mark(parent.pid)
-            assert mark is not None
-            assert mark == start_mark(parent.pid) != start_mark(os.getpid())
-        finally:
-            grandchild.kill()
-    assert start_mark(parent.pid) != mark
-
-
-@pytest.fixture
-def stranger() -> Iterator[subprocess.Popen[bytes]]:
-    """A process that nobody may kill."""
-    with subprocess.Popen(["sleep", "600"], start_new_session=True) as process:
-        yield process
-        was_running = process.poll() is None
-        process.kill()
-    assert was_running
-
-
-def test_a_member_whose_number_has_become_another_process_is_not_killed(
-    stranger: subprocess.Popen[bytes], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    group = 2**22  # beyond all numbers
-    listed = process_state._Process(stranger.pid, "sleep", "S", 1, group, group)
-    rounds = [[listed], []]
-    monkeypatch.setattr(process_state, "_processes", lambda: rounds.pop(0))
-    end_family(group, group)
-    assert not rounds

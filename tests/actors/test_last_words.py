@@ -6,7 +6,6 @@ import asyncio
 import os
 import subprocess
 import sys
-from collections.abc import AsyncIterator
 
 import pytest
 
@@ -38,12 +37,6 @@ def _exit(text: str) -> None:
     raise SystemExit(text)
 
 
-@pytest.fixture
-async def system() -> AsyncIterator[ActorSystem]:
-    async with ActorSystem() as running:
-        yield running
-
-
 async def test_the_words_of_a_process_are_told_from_its_childrens(system: ActorSystem) -> None:
     actor = await system.spawn(Dying, name="d")
     with pytest.raises(ActorLostError) as caught:
@@ -69,12 +62,3 @@ async def test_an_error_at_the_root_of_a_process_is_its_last_words(system: Actor
     why = r"code 70 during .*\nIts last words:\n +File .*test_last_words.py.*in _exit\n.*\n  SystemExit: broken loop$"
     with pytest.raises(ActorLostError, match=rf"(?s){why}"):
         await actor.exit_silently()
-
-
-async def test_a_process_without_words_is_explained_by_its_stderr(system: ActorSystem) -> None:
-    actor = await system.spawn(Dying, name="d")
-    with pytest.raises(ActorLostError):
-        await actor.exit_silently()
-    status = await actor.exited
-    assert (status.exit_code, status.last_words, status.explanation) == (9, None, "")
-    assert first_line(lost_error(actor)) == f"d (pid {actor.pid}) exited with code 9."

@@ -28,16 +28,6 @@ async def double(number: int) -> int:
     return 2 * number
 
 
-async def fail() -> None:
-    raise KeyError("inside")
-
-
-def test_results_and_errors_come_back(thread: LoopThread) -> None:
-    assert thread.run(double(4)) == 8
-    with pytest.raises(KeyError, match="inside"):
-        thread.run(fail())
-
-
 def test_its_own_thread_is_told_to_await(thread: LoopThread) -> None:
     async def nested() -> None:
         thread.run(double(1))

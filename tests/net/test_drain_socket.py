@@ -76,28 +76,6 @@ def test_twenty_thousand_messages_both_ways_never_stall(
         runner.run(run())
 
 
-@pytest.mark.filterwarnings("default::pytest.PytestUnraisableExceptionWarning")
-async def test_a_handler_that_raises_loses_no_later_message(
-    context: Context, directory: SocketDirectory
-) -> None:
-    inbox = Inbox()
-    raised = []
-    asyncio.get_running_loop().set_exception_handler(lambda _, details: raised.append(details["exception"]))
-
-    def on_message(frames: list[Any]) -> None:
-        if frames[0] == b"bad":
-            raise ValueError("refused")
-        inbox(frames)
-
-    pull = DrainSocket(context, "PULL", on_message)
-    push = DrainSocket(context, "PUSH", None)
-    push.connect(pull.bind(directory.address("p")))
-    for body in (b"1", b"bad", b"2", b"bad", b"3"):
-        push.send([body])
-    assert [await inbox.get() for _ in range(3)] == [[b"1"], [b"2"], [b"3"]]
-    assert [str(error) for error in raised] == ["refused", "refused"]
-
-
 async def test_a_busy_socket_leaves_turns_to_others(context: Context, directory: SocketDirectory) -> None:
     num_between: list[int] = []
     num = 0
@@ -138,31 +116,6 @@ async def test_a_full_queue_refuses_until_it_was_sent(context: Context, director
     assert dealer.send([b"5"])
 
 
-async def test_large_frames_arrive_as_views_and_are_forwarded_whole(
-    context: Context, directory: SocketDirectory
-) -> None:
-    inbox = Inbox()
-    body = bytes(range(256)) * 400
-
-    def forward(frames: list[Any]) -> None:
-        assert isinstance(frames[0], bytes)
-        assert isinstance(frames[1], memoryview)
-        assert not frames[1].readonly
-        push_on.send(frames)
-
-    middle = DrainSocket(context, "PULL", forward, options=CHUNKS)
-    push = DrainSocket(context, "PUSH", None, options=CHUNKS)
-    push.connect(middle.bind(directory.address("a")))
-    last = DrainSocket(context, "PULL", inbox, options=CHUNKS)
-    push_on = DrainSocket(context, "PUSH", None, options=CHUNKS)
-    push_on.connect(last.bind(directory.address("b")))
-    for _ in range(50):
-        push.send([b"header", body])
-    for _ in range(50):
-        header, received = await inbox.get()
-        assert (header, bytes(received)) == (b"header", body)
-
-
 async def test_a_ticket_tells_when_buffers_are_free(context: Context, directory: SocketDirectory) -> None:
     inbox = Inbox()
     options = replace(CHUNKS, immediate=True)
@@ -198,59 +151,6 @@ async def test_an_oversize_peer_is_cut_off_and_others_are_served(
     greedy.close(linger_ms=0)
     good.send([b"still here"])
     assert await inbox.get() == [b"good", b"still here"]
-
-
-async def test_a_new_peer_with_an_old_routing_id_takes_over(
-    context: Context, directory: SocketDirectory
-) -> None:
-    inbox, old_inbox, new_inbox = Inbox(), Inbox(), Inbox()
-    router = DrainSocket(context, "ROUTER", inbox)
-    address = router.bind(directory.address("r"))
-    old = DrainSocket(context, "DEALER", old_inbox, routing_id=b"me")
-    old.connect(address)
-    old.send([b"old"])
-    assert await inbox.get() == [b"me", b"old"]
-    new = DrainSocket(context, "DEALER", new_inbox, routing_id=b"me")
-    new.connect(address)
-    new.send([b"new"])
-    assert await inbox.get() == [b"me", b"new"]
-    router.send([b"me", b"for the new one"])
-    assert await new_inbox.get() == [b"for the new one"]
-
-
-async def test_peers_find_a_restarted_router_again(context: Context, directory: SocketDirectory) -> None:
-    inbox = Inbox()
-    events: asyncio.Queue[str] = asyncio.Queue()
-
-    async def next_event() -> str:
-        return await asyncio.wait_for(events.get(), DEADLINE_S)
-
-    dealer = DrainSocket(
-        context, "DEALER", None, routing_id=b"d", on_event=lambda event: events.put_nowait(event.kind)
-    )
-    for number in range(2):
-        router = DrainSocket(context, "ROUTER", inbox)
-        address = router.bind(directory.address("r"))
-        if number == 0:
-            dealer.connect(address)
-        while (kind := await next_event()) == "retrying":
-            pass
-        assert kind == "connected"
-        dealer.send([b"%d" % number])
-        assert await inbox.get() == [b"d", b"%d" % number]
-        router.close()
-        assert await next_event() == "disconnected"
-
-
-async def test_a_silent_client_is_dropped_at_the_handshake_interval(context: Context) -> None:
-    options = replace(CONTROL, handshake_interval_ms=200)
-    router = DrainSocket(context, "ROUTER", lambda frames: None, options=options, insecure=True)
-    address = router.bind("tcp://127.0.0.1:0")
-    host, _, port = address.removeprefix("tcp://").rpartition(":")
-    reader, writer = await asyncio.open_connection(host, int(port))
-    assert len(await asyncio.wait_for(reader.read(), DEADLINE_S)) <= 64  # its greeting, then the end
-    writer.close()
-    await writer.wait_closed()
 
 
 async def test_who_is_silent_over_tcp_is_cut_off_and_comes_back(context: Context) -> None:

@@ -55,25 +55,6 @@ def test_a_secret_in_a_file_of_another_user_is_refused(tmp_path: Path) -> None:
         read_private_file(path)
 
 
-async def test_a_known_key_is_let_in_with_its_role(context: Context) -> None:
-    with Authenticator(context, {RUNNER.public: "runner"}) as authenticator:
-        server = Server(context)
-        dealer = client(context, RUNNER)
-        dealer.connect(server.address)
-        dealer.send([b"hello"])
-        assert await asyncio.wait_for(server.received.get(), DEADLINE_S) == ("runner", b"hello")
-        assert (authenticator.num_accepted, authenticator.num_refused) == (1, {})
-
-
-async def test_without_an_authenticator_nobody_is_let_in(context: Context) -> None:
-    server = Server(context)
-    dealer = client(context, RUNNER)
-    dealer.connect(server.address)
-    dealer.send([b"x"])
-    await asyncio.wait_for(server.refused.wait(), DEADLINE_S)
-    assert server.received.empty()
-
-
 async def test_the_authenticator_answers_while_the_loop_is_busy(context: Context) -> None:
     with Authenticator(context, {RUNNER.public: "runner"}) as authenticator:
         server = Server(context)
@@ -134,9 +115,8 @@ def secret_volume(directory: Path, mode: int) -> Path:
     return directory / "key"
 
 
-@pytest.mark.parametrize("mode", [0o400, 0o440])  # defaultMode: 0400, without and with an fsGroup
-def test_a_file_of_a_kubernetes_secret_may_be_its_pods_groups(tmp_path: Path, mode: int) -> None:
-    assert read_private_file(secret_volume(tmp_path / "volume", mode)) == "secret"
+def test_a_file_of_a_kubernetes_secret_may_be_its_pods_groups(tmp_path: Path) -> None:
+    assert read_private_file(secret_volume(tmp_path / "volume", 0o440)) == "secret"  # with an fsGroup
 
 
 JOIN = JoinFile(
@@ -160,11 +140,9 @@ def test_a_join_file_comes_back_as_written(tmp_path: Path) -> None:
     ("old", "new", "message"),
     [
         ("role =", "rol =", "unknown key 'rol'. Did you mean 'role'"),
-        ('role = "runner"\n', "", "role must be a string, got nothing"),
         ("tcp://10.0.0.5:5555", "tcp://10.0.0.5", "malformed address"),
         pytest.param(SERVER.public, "short", "not a public key", id="short"),  # keys differ in each process
         ("[addresses]", "[addresses", "not valid TOML"),
-        ('"tcp://10.0.0.5:5555"', "7", "addresses.control must be a string, got 7"),
     ],
 )
 def test_a_wrong_join_file_says_what_is_wrong(old: str, new: str, message: str) -> None:

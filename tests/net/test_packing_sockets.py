@@ -43,24 +43,6 @@ def num_zmq_messages(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return received
 
 
-async def test_small_frames_travel_as_one(
-    context: Context, address: str, num_zmq_messages: list[int]
-) -> None:
-    inbox = Inbox()
-    _, dealer = pair(context, address, inbox, None)
-    columns = [bytes(10), b"", bytes(8191)]
-    large = bytearray(8192)
-    dealer.send([b"header", *columns])
-    dealer.send([b"header", large, *columns])
-    dealer.send([b"only"])
-    assert await inbox.take(3) == [
-        [b"d", b"header", *columns],
-        [b"d", b"header", large, *columns],
-        [b"d", b"only"],
-    ]
-    assert num_zmq_messages == [2, 3, 2]  # with the sender's id
-
-
 async def test_answers_to_messages_that_came_together_leave_together(
     context: Context, address: str, num_zmq_messages: list[int]
 ) -> None:
@@ -104,28 +86,6 @@ async def test_each_peer_gets_its_own_in_order(context: Context, address: str) -
             [b"to %d" % index, b"%d" % number] for number in range(150)
         ]
         assert [len(frames[2]) for frames in messages[38:41]] == [0, 9000, 0]
-
-
-@pytest.mark.filterwarnings("default::pytest.PytestUnraisableExceptionWarning")
-async def test_a_handler_that_raises_loses_no_message_that_came_with_it(
-    context: Context, address: str
-) -> None:
-    raised = []
-    asyncio.get_running_loop().set_exception_handler(lambda _, details: raised.append(details["exception"]))
-    inbox = Inbox()
-
-    def on_message(frames: list[Any]) -> None:
-        if frames[1] == b"bad":
-            raise ValueError("refused")
-        inbox(frames)
-
-    router = DrainSocket(context, "ROUTER", on_message, options=CHUNKS, packs=True)
-    router.bind(address)
-    dealer = DrainSocket(context, "DEALER", None, routing_id=b"d")
-    dealer.connect(address)
-    dealer.send(packed([b"bad"], [b"1"], [b"bad"], [b"2"]))
-    assert await inbox.take(2) == [[b"d", b"1"], [b"d", b"2"]]
-    assert [str(error) for error in raised] == ["refused", "refused"]
 
 
 async def test_messages_that_came_together_are_handled_in_bounded_turns(

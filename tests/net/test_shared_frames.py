@@ -115,20 +115,15 @@ FIELDS: dict[str, Any] = {
     "pid": 1, "fd": 0, "nonce": "00" * 16, "num_bytes": 4096, "offsets": [64, -1], "lengths": [10, 0],
 }  # fmt: skip
 MALFORMED = [
-    *({name: value for name, value in FIELDS.items() if name != left_out} for left_out in FIELDS),
+    {name: value for name, value in FIELDS.items() if name != "nonce"},
     {**FIELDS, "more": 1},
     {**FIELDS, "pid": "../1"},
-    {**FIELDS, "pid": -1},
     {**FIELDS, "fd": -1},
-    {**FIELDS, "fd": True},
     {**FIELDS, "offsets": [64]},
-    {**FIELDS, "offsets": [64, -1, -1]},
     {**FIELDS, "offsets": [-2, -1]},
     {**FIELDS, "offsets": [4090, -1]},
     {**FIELDS, "lengths": [-1, 0]},
-    {**FIELDS, "lengths": [0, 0]},
     {**FIELDS, "lengths": [4097, 0]},
-    {**FIELDS, "lengths": [10]},
     {**FIELDS, "offsets": [2**40] * 2000, "lengths": [1] * 2000},
 ]
 

@@ -73,21 +73,6 @@ def test_arrays_in_a_segment_equal_what_was_put_there() -> None:
     assert len({id(owner) for owner in owners}) == 1
 
 
-def test_an_array_is_written_into_a_segment_that_others_can_hold() -> None:
-    content = np.random.default_rng(0).integers(0, 255, MIN_SHARED_BYTES, np.uint8)
-    pool = SegmentPool()
-    made = pool.make(len(content), lambda memory: np.copyto(memory, content))
-    assert made is not None
-    assert made.ctypes.data % 64 == 0
-    np.testing.assert_array_equal(made, content)
-    again = pool.make(len(content), lambda memory: memory.fill(1))  # the first one is still held
-    assert again is not None
-    np.testing.assert_array_equal(made, content)
-    assert pool.make(MIN_SHARED_BYTES - 1, lambda memory: memory.fill(1)) is None
-    pool.turn_off("a test")
-    assert pool.make(MIN_SHARED_BYTES, lambda memory: memory.fill(1)) is None
-
-
 def test_a_holder_may_write_and_nobody_else_sees_it() -> None:
     (put,) = SegmentPool().put([np.ones(LARGE, np.uint8)])
     other = Segment.hold(*place_of(put))
@@ -261,11 +246,3 @@ def test_what_is_no_segment_is_neither_mapped_nor_read(kind: str, tmp_path: Path
         assert len(os.listdir("/proc/self/fd")) == num_open
     finally:
         os.close(fd)
-
-
-@pytest.mark.parametrize("num_bytes", [0, 15, 1 << 40])
-def test_impossible_lengths_are_refused(num_bytes: int) -> None:
-    (array,) = SegmentPool().put([np.zeros(LARGE, np.uint8)])
-    pid, fd, nonce, _ = place_of(array)
-    with pytest.raises(OSError, match="larger than its memory"):
-        Segment.hold(pid, fd, nonce, num_bytes)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from types import SimpleNamespace
 from typing import Any
 
@@ -32,33 +31,20 @@ def batch_of(size: int = 4, reward: float = 1.0, **extras: Any) -> EpisodeBatch:
 
 @pytest.mark.parametrize("value", [np.nan, np.inf])
 def test_what_is_not_finite_is_refused(value: float) -> None:
-    expected = f"column 'rewards' holds {value} at step 1 of an episode (env -1), which no loss can use"
-    with pytest.raises(ValueError, match=f"^{re.escape(expected)}$"):
+    with pytest.raises(ValueError, match=f"column 'rewards' holds {value} at step 1"):
         BatchCheck().check(batch_of(reward=value))
-
-
-def test_another_shape_than_what_was_trained_is_refused() -> None:
-    check = BatchCheck()
-    check.check(batch_of())
-    check.trained()
-    with pytest.raises(ValueError, match=r"'obs': expected shape \(4,\) per step .* got \(3,\)"):
-        check.check(batch_of(3))
-    check.check(batch_of())
-    check.forget()
-    check.check(batch_of(3))
 
 
 LOGITS = {"logits": np.zeros((2, 2), np.float32)}
 
 
-@pytest.mark.parametrize("num_wrong", [1, 20])
 @pytest.mark.parametrize(
     "wrong", [np.zeros(3, np.float32), np.zeros(2, np.int64), {"a": np.zeros(2, np.float32)}]
 )
-def test_no_number_of_fragments_redefines_what_the_module_puts_out(wrong: Any, num_wrong: int) -> None:
+def test_no_number_of_fragments_redefines_what_the_module_puts_out(wrong: Any) -> None:
     check = BatchCheck()
     check.expect({}, None, {"default_policy": LOGITS})
-    for seq in range(num_wrong):
+    for seq in range(20):
         with pytest.raises(ValueError, match=r"logits.*; the module's own outputs define it$"):
             check.check(batch_of(logits=wrong), f"a/1/{seq}")
     check.check(batch_of(logits=np.zeros(2, np.float32)), "b/1/0")
@@ -67,11 +53,10 @@ def test_no_number_of_fragments_redefines_what_the_module_puts_out(wrong: Any, n
         check.check(batch_of(logits=wrong), "a/1/99")
 
 
-@pytest.mark.parametrize("num_wrong", [1, 20])
-def test_fragments_without_the_modules_outputs_give_way_to_one_with_them(num_wrong: int) -> None:
+def test_fragments_without_the_modules_outputs_give_way_to_one_with_them() -> None:
     check = BatchCheck()
     check.expect({}, None, {"default_policy": LOGITS})
-    for seq in range(num_wrong):
+    for seq in range(20):
         check.check(batch_of(), f"a/1/{seq}")  # a custom piece may have removed it
     good = batch_of(logits=np.zeros(2, np.float32))
     check.check(good, "b/1/0")
@@ -197,40 +182,32 @@ def link_of_learner(events: list[Any]) -> LearnerLink:
     return link
 
 
-def shard_of(header: Any, arrays: Any) -> DecodeShard:
-    fragment = Fragment("uuid", 1, 5, 9, 1, 0, 3, -1, header)
+def shard_of(header: Any, arrays: Any, *, seq: int = 5, index: int = 0) -> DecodeShard:
+    fragment = Fragment("uuid", 1, seq, 9, 1, 0, 3, -1, header)
     frames = [bytes(memoryview(frame).cast("B")) for frame in encode_fragment(fragment, arrays)]
-    return DecodeShard(Shard(1, 0, 0, 1, 0, fragment.fragment_id, 0, 1), tuple(frames))
+    return DecodeShard(Shard(1, 0, 0, 1, index, fragment.fragment_id, 0, 1), tuple(frames))
 
 
-async def test_a_learner_refuses_what_it_cannot_decode_and_what_is_outside_of_its_spaces() -> None:
+async def test_a_learner_refuses_what_is_outside_of_its_spaces_and_whatever_its_bytes_make_the_check_raise(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     events: list[Any] = []
     link = link_of_learner(events)
     header, arrays = EpisodeBatch.from_episodes([episode_of([0, 4], [1])]).to_wire()
     for batch in (header, {**header, "num_slots": -1}):
         link.act(shard_of(batch, arrays))
-    (_, first), (_, second) = events
-    assert "'obs': expected values of Discrete(4), got 4" in first
-    assert "num_slots" in second
-
-
-async def test_a_shard_is_refused_whatever_its_bytes_make_the_decoder_or_the_check_raise(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    events: list[Any] = []
-    link = link_of_learner(events)
     header, arrays = EpisodeBatch.from_episodes([episode_of([0, 1], [1])]).to_wire()
-    link.act(shard_of(header, [arrays[0], np.zeros(0, np.float32), *arrays[2:]]))  # in place of the text
 
     def overlooks(batch: Any, source: Any) -> None:
         raise IndexError("a case that nobody thought of")
 
     link._check.check = overlooks  # type: ignore[method-assign]
     link.act(shard_of(header, arrays))
-    (_, first), (_, second) = events
-    assert first.startswith("text: expected msgpack, got 0 other bytes: ")
-    assert second == "IndexError: a case that nobody thought of"
-    assert "fragment uuid/1/5 raised an error in its check" in caplog.text
+    outside, damaged, overlooked = (detail for _, detail in events)
+    assert "'obs': expected values of Discrete(4), got 4" in outside
+    assert "num_slots" in damaged
+    assert overlooked == "IndexError: a case that nobody thought of"
+    assert "raised an error in its check" in caplog.text
 
 
 async def test_a_fragment_whose_form_turns_out_to_be_wrong_is_refused_before_its_update_is_complete() -> None:
@@ -242,20 +219,11 @@ async def test_a_fragment_whose_form_turns_out_to_be_wrong_is_refused_before_its
         episode = SingleAgentEpisode()
         episode.add_env_reset(1)
         episode.add_env_step(2, 1, 1.0, extra_model_outputs={"extra": np.zeros(extra, np.float32)})
-        fragment = Fragment(
-            "uuid", 1, seq, 9, 1, 0, 3, -1, (wire := EpisodeBatch.from_episodes([episode]).to_wire())[0]
-        )
-        frames = [bytes(memoryview(frame).cast("B")) for frame in encode_fragment(fragment, wire[1])]
-        link.act(DecodeShard(Shard(1, 0, 0, 1, index, fragment.fragment_id, 0, 1), tuple(frames)))
+        link.act(shard_of(*EpisodeBatch.from_episodes([episode]).to_wire(), seq=seq, index=index))
 
     arrives(0, seq=0, extra=3)
     arrives(1, seq=1, extra=2)
     arrives(1, seq=2, extra=2)
-    assert [(index, detail is None) for index, detail in events] == [
-        (0, True),
-        (1, False),
-        (0, False),
-        (1, True),
-    ]
+    is_taken = [(index, detail is None) for index, detail in events]
+    assert is_taken == [(0, True), (1, False), (0, False), (1, True)]
     assert "column" in events[2][1]
-    assert set(link._shards[0, 0]) == {1}

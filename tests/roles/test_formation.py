@@ -56,23 +56,6 @@ class FakeRank:
             self.die()
 
 
-async def test_the_first_death_calls_off_all_others() -> None:
-    ranks = [FakeRank(place) for place in range(3)]
-    ranks[1].rejoined.set_exception(PeerLostError("learner-1 was killed"))
-    with pytest.raises(PeerLostError, match="learner-1 was killed"):
-        async with asyncio.timeout(5):
-            await form_group(ranks, "store", 1, deadline_s=60)
-    assert [rank.was_called_off for rank in ranks] == [True, False, True]
-
-
-async def test_an_error_of_the_users_comes_before_its_consequences() -> None:
-    ranks = [FakeRank(place) for place in range(2)]
-    ranks[0].rejoined.set_exception(PeerLostError("peer closed"))
-    ranks[1].rejoined.set_exception(KeyError("mine"))
-    with pytest.raises(KeyError, match="mine"):
-        await form_group(ranks, "store", 1, deadline_s=60)
-
-
 async def test_who_does_not_answer_in_time_is_ended_and_the_others_called_off() -> None:
     ranks = [FakeRank(place) for place in range(2)]
     ranks[0].rejoined.set_result(0)

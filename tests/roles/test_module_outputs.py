@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from rlzmq import PPOConfig, RLModuleSpec
+from rlzmq import ConnectorV2, PPOConfig, RLModuleSpec
 from rlzmq.core.names import WEIGHTS_SEQ_NO
 from rlzmq.driver.updates import ConnectorSync
 from rlzmq.modules.rl_module import TorchRLModule
@@ -85,8 +85,6 @@ def test_a_module_that_cannot_be_tried_tells_nothing() -> None:
 
 @pytest.mark.parametrize("is_custom", [False, True])
 def test_custom_pieces_behind_the_module_may_change_what_it_puts_out(is_custom: bool) -> None:
-    from rlzmq.connectors.connector_v2 import ConnectorV2
-
     class Piece(ConnectorV2):
         def __call__(self, *, batch: Any, **kwargs: Any) -> Any:
             return batch

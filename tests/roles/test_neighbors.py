@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -15,6 +14,7 @@ from rlzmq.protocol.runner_core import RunnerCore
 from rlzmq.roles.neighbors import Neighbors
 from rlzmq.wire.codec import new_publication_buffer, notice_of, open_publication, seal_publication
 from rlzmq.wire.messages import SnapshotRequest
+from tests.support.runs import until_async
 
 _OPTIONS = SocketOptions(max_message_bytes=1 << 20, reconnect_interval_max_ms=100)
 
@@ -59,12 +59,6 @@ def weights(version: int) -> bytes:
     return buffer.tobytes()
 
 
-async def until(condition: Callable[[], object]) -> None:
-    async with asyncio.timeout(20):
-        while not condition():  # noqa: ASYNC110 (other sockets)
-            await asyncio.sleep(0.005)
-
-
 async def test_weights_are_asked_of_the_broker_once_and_reach_all(tmp_path: Path) -> None:
     context = Context()
     first, *others = runners = [Runner(context, f"runner-{number}") for number in range(4)]
@@ -74,7 +68,7 @@ async def test_weights_are_asked_of_the_broker_once_and_reach_all(tmp_path: Path
             runner.announce(frame)
         await asyncio.sleep(0.05)
         first.neighbors.offer(frame)
-        await until(lambda version=version: all(runner.got[-1:] == [version] for runner in others))
+        await until_async(lambda version=version: all(runner.got[-1:] == [version] for runner in others))
         assert len(first.asked) == version
     assert not any(runner.asked for runner in others)
     for runner in reversed(runners):
@@ -92,7 +86,9 @@ async def test_the_next_runner_that_lacks_weights_takes_the_place_of_one_that_en
     second.neighbors.request(SnapshotRequest(0, 0))
     assert second.asked == [SnapshotRequest(0, 0)]
     second.neighbors.offer(weights(1))
-    await until(lambda: third.got or third.neighbors.request(SnapshotRequest(0, 0)))  # as the core repeats it
+    await until_async(
+        lambda: third.got or third.neighbors.request(SnapshotRequest(0, 0))
+    )  # as the core repeats it
     for runner in (third, second):
         runner.neighbors.close()
     context.close()

@@ -83,23 +83,7 @@ def test_large_messages_leave_one_at_a_time_and_the_newest_of_a_kind_waits(wire:
     assert wire.outbox.num_bytes == 0
 
 
-def test_all_peers_together_are_bounded_and_who_reads_is_served(
-    wire: _Wire, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(module, "_MAX_ALL_BYTES", 1_000_000)
-    for number in range(100):
-        for _ in range(3):
-            wire.outbox.send(b"%d" % number, [LARGE])
-            wire.outbox.send(b"%d" % number, [SMALL])
-            wire.outbox.flush()
-    assert wire.outbox.num_bytes <= 1_000_000 + 100 * 101_000, "one message each"
-    assert sum(len(m) for m in wire.unread.values()) <= 150
-    for _ in range(3):
-        assert wire.outbox.send(b"reads", [LARGE])
-        wire.read(b"reads")
-
-
-@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("seed", range(3))
 def test_whatever_happens_the_counts_are_right(wire: _Wire, seed: int) -> None:
     draw = random.Random(seed)
     peers = [b"a", b"b", b"c"]

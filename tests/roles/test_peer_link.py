@@ -134,31 +134,3 @@ def test_the_offset_is_that_of_the_shortest_round_trip(
     events = unpack_blob(blob)
     assert events["offset_s"] == pytest.approx(OFFSET_S, abs=0.0005)
     assert events["events"] == [["X", "env", 1000.0, 0.5, 0, {}]]
-
-
-def test_one_message_is_unanswered_and_a_lost_answer_costs_two_seconds(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    runner = Runner(tmp_path, monkeypatch)
-    runner.trace.tick()
-    for _ in range(19):
-        runner.now += 0.1
-        runner.trace.tick()
-    assert len(runner.sent) == 1
-    runner.now += 0.1
-    runner.trace.tick()
-    assert len(runner.sent) == 2
-    runner.trace.on_clock(TraceClock("uuid", 1000.0, 1.0))  # the first one's answer, late
-    assert len(runner.sent) == 2
-    runner.answer()
-    for _ in range(15):
-        runner.answer()
-    num_sent = len(runner.sent)
-    runner.now += 10.0
-    runner.trace.tick()
-    assert len(runner.sent) == num_sent, "nothing to send"
-    for number in range(5000):
-        trace.span("env", number, number + 0.5)
-    runner.trace.tick()
-    runner.trace.flush()
-    assert [len(unpack_blob(payload[0])["events"]) for _, payload in runner.sent[num_sent:]] == [2000, 2000]
