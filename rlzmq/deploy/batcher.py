@@ -1,6 +1,6 @@
 """Batcher: collects requests on the event loop and computes them together on a thread.
 
-    submit ─► pending requests ─► a batch ─► thread: one forward pass ─► on_done of each request
+    submit ─► pending requests ─► a batch ─► thread: one forward pass ─► the future of each request
                      ▲                                     │
                      └──── arrive while it computes ◄──────┘
 
@@ -17,9 +17,8 @@ import math
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TypeAlias
 
 from rlzmq.core.errors import RlzmqError
 from rlzmq.core.imports import import_optional
@@ -27,7 +26,6 @@ from rlzmq.deploy.served_policy import Arrays, ServedPolicy
 
 __all__ = [
     "Batcher",
-    "OnDone",
     "OverloadedError",
     "ServeMetrics",
 ]
@@ -109,9 +107,6 @@ class ServeMetrics:
 
 _log = logging.getLogger("rlzmq.serve")
 
-OnDone: TypeAlias = Callable[[Arrays | Exception], None]
-"""Called on the event loop with a request's answer, or with the error that its computation raised."""
-
 _MAX_QUEUED_BYTES = 256 << 20
 
 
@@ -122,7 +117,7 @@ class OverloadedError(RlzmqError):
 @dataclass(slots=True)
 class _Request:
     inputs: Arrays
-    on_done: OnDone
+    answer: asyncio.Future[Arrays]
     num_rows: int
     num_bytes: int
     arrived: float
@@ -169,14 +164,13 @@ class Batcher:
         self._thread = threading.Thread(target=self._serve, name="rlzmq-inference", daemon=True)
         self._thread.start()
 
-    def submit(self, policy: ServedPolicy, inputs: Arrays, *, explore: bool, on_done: OnDone) -> None:
-        """Submit a request.
+    def submit(self, policy: ServedPolicy, inputs: Arrays, *, explore: bool) -> asyncio.Future[Arrays]:
+        """Submit a request; return the future of its answer, or of the error that its computation raised.
 
         Args:
             policy: Computes the answer.
             inputs: The result of `policy.inputs_of`. Do not change it before the answer arrives.
             explore: See `ServedPolicy.compute`.
-            on_done: Receives the answer, never before `submit` returns.
 
         Raises:
             OverloadedError: Too many requests are waiting.
@@ -184,7 +178,8 @@ class Batcher:
         num_bytes = sum([array.nbytes for array in inputs])
         if self._num_bytes + num_bytes > _MAX_QUEUED_BYTES and self._num_bytes:
             raise OverloadedError(f"{self._num_bytes} bytes of requests are waiting: try again later")
-        request = _Request(inputs, on_done, len(inputs[0]), num_bytes, time.perf_counter())
+        answer: asyncio.Future[Arrays] = self._loop.create_future()
+        request = _Request(inputs, answer, len(inputs[0]), num_bytes, time.perf_counter())
         self._num_bytes += num_bytes
         self._num_unanswered += 1
         self._idle.clear()
@@ -196,6 +191,7 @@ class Batcher:
             group.num_rows += request.num_rows
             if group.num_rows >= self._wakes_at:
                 self._changed.notify()
+        return answer
 
     async def wait_until_idle(self, timeout_s: float | None = None) -> bool:
         """Wait until no request is waiting or being computed; return False if this takes longer than `timeout_s`."""
@@ -222,10 +218,12 @@ class Batcher:
         self._metrics.batch_size.observe(sum([request.num_rows for request in batch]))
         for request, answer in zip(batch, answers, strict=True):
             self._num_bytes -= request.num_bytes
-            try:
-                request.on_done(answer)
-            except Exception:  # one client's failure must not affect the others
-                _log.exception("an answer could not be sent")
+            if request.answer.done():  # the client is gone
+                continue
+            if isinstance(answer, Exception):
+                request.answer.set_exception(answer)
+            else:
+                request.answer.set_result(answer)
         self._num_unanswered -= len(batch)
         if not self._num_unanswered:
             self._idle.set()

@@ -18,7 +18,7 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import gymnasium as gym
 import numpy as np
@@ -70,8 +70,8 @@ class GraphOutputs:
     dist_inputs: torch.Tensor | None
 
 
-class PolicyGraph(torch.nn.Module):
-    """A policy of one agent as a function of tensors, with frozen statistics and explicit state.
+class StatelessGraph(torch.nn.Module):
+    """A policy of one agent as a function of tensors, with explicit state: see `forward`.
 
     Each of the B rows is a step of a different episode.
 
@@ -86,31 +86,62 @@ class PolicyGraph(torch.nn.Module):
         module_id, agent_id: See `Policy.acting_module`.
 
     Raises:
-        ConfigurationError: A connector piece has no `to_torch`, or the policy plays several agents.
+        ConfigurationError: The policy plays several agents.
     """
 
     agent_id: Any
+    initial_state: dict[str, Any]
     module: Any
     module_id: str
+    reads_rewards: bool
 
     def __init__(self, policy: Policy) -> None:
         super().__init__()
         self.module_id, self.module, self.agent_id = policy.acting_module()
         self.observation_space: gym.Space[Any] = policy.observation_space
         self.action_space: gym.Space[Any] = policy.action_space
+
+    def forward(
+        self,
+        observations: object,
+        state: dict[str, Any],
+        rewards: torch.Tensor | None = None,
+        generator: torch.Generator | None = None,
+    ) -> GraphOutputs:
+        """Compute the actions of B episodes for one step.
+
+        Args:
+            observations: Tree of tensors ``[B, ...]`` of the observation space's dtypes.
+            state: `initial_state` as B rows, or the state after the previous step.
+            rewards: float32 ``[B]``, the reward of the previous action, 0 at the beginning of an episode; None
+                unless `reads_rewards`.
+            generator: Samples the actions from the exploration distribution; None: greedy actions.
+        """
+        raise NotImplementedError
+
+
+class PolicyGraph(StatelessGraph):
+    """A policy of torch operations, with frozen statistics.
+
+    Raises:
+        ConfigurationError: A connector piece has no `to_torch`, or the policy plays several agents.
+    """
+
+    def __init__(self, policy: Policy) -> None:
+        super().__init__(policy)
         self._num_env_steps = policy.num_env_steps_sampled
         pipelines = policy.pipelines()
         self._before = self._pieces_of(pipelines["env_to_module_connector"])
         self._after = self._pieces_of(pipelines["module_to_env_connector"])
         # For each piece: (the piece's name of a part of its memory, the name in the state).
         self._names: list[list[tuple[str, str]]] = []
-        self.initial_state: dict[str, Any] = {}
+        self.initial_state = {}
         for piece in (*self._before, *self._after):
             names = [(name, self._free_name(name)) for name in piece.initial_memory]
             for name, unique in names:
                 self.initial_state[unique] = tree_map(np.asarray, piece.initial_memory[name])
             self._names.append(names)
-        self.reads_rewards: bool = any(piece.reads_rewards for piece in (*self._before, *self._after))
+        self.reads_rewards = any(piece.reads_rewards for piece in (*self._before, *self._after))
 
     def _free_name(self, name: str) -> str:
         number, unique = 1, name
@@ -141,15 +172,6 @@ class PolicyGraph(torch.nn.Module):
         rewards: torch.Tensor | None = None,
         generator: torch.Generator | None = None,
     ) -> GraphOutputs:
-        """Compute the actions of B episodes for one step.
-
-        Args:
-            observations: Tree of tensors ``[B, ...]`` of the observation space's dtypes.
-            state: `initial_state` as B rows, or the state after the previous step.
-            rewards: float32 ``[B]``, the reward of the previous action, 0 at the beginning of an episode; None
-                unless `reads_rewards`.
-            generator: Samples the actions from the exploration distribution; None: greedy actions.
-        """
         batch: Batch = {Columns.OBS: observations}
         if rewards is not None:
             batch[Columns.REWARDS] = rewards
@@ -209,26 +231,6 @@ class Port:
     shape: tuple[int, ...]
 
 
-class StatelessGraph(Protocol):
-    """A policy of one agent as a function of tensors, with explicit state; see `PolicyGraph`."""
-
-    agent_id: Any
-    module_id: str
-    action_space: gym.Space[Any]
-    observation_space: gym.Space[Any]
-    initial_state: dict[str, Any]
-    reads_rewards: bool
-
-    def __call__(
-        self,
-        observations: object,
-        state: dict[str, Any],
-        rewards: torch.Tensor | None = None,
-        generator: torch.Generator | None = None,
-    ) -> GraphOutputs:
-        """Compute the actions of B episodes for one step."""
-
-
 class FlatPolicyGraph(torch.nn.Module):
     """A graph that maps a list of tensors to a tuple of tensors, in the order of `inputs` and `outputs`.
 
@@ -246,23 +248,14 @@ class FlatPolicyGraph(torch.nn.Module):
     def __init__(self, graph: StatelessGraph) -> None:
         super().__init__()
         self.policy = graph
-        tree: dict[str, Any] = {
-            "obs": zeros_of(graph.observation_space, 1),
-            "state": self.initial_rows(1),
-        }
+        tree: dict[str, Any] = {"obs": zeros_of(graph.observation_space, 1)}
+        tree["state"] = tree_map(lambda leaf: leaf[None], graph.initial_state)
         if graph.reads_rewards:
             tree["rewards"] = np.zeros(1, np.float32)
         leaves, self._spec = tree_flatten(tree)
         self.inputs: list[Port] = _ports(tree)
         with torch.inference_mode():
             self.outputs: list[Port] = _ports(self._run([torch.from_numpy(leaf) for leaf in leaves]))
-
-    def initial_rows(self, num_rows: int) -> dict[str, Any]:
-        """Return the state of `num_rows` new episodes, a tree of arrays ``[num_rows, ...]``."""
-        rows: dict[str, Any] = tree_map(
-            lambda leaf: np.repeat(leaf[None], num_rows, axis=0), self.policy.initial_state
-        )
-        return rows
 
     def _run(
         self, tensors: Sequence[torch.Tensor], generator: torch.Generator | None = None
@@ -282,21 +275,42 @@ class FlatPolicyGraph(torch.nn.Module):
         """Sample actions from the exploration distribution and compute the next state; see the class."""
         return tuple(tree_leaves(self._run(tensors, generator)))
 
-    def flat_inputs(self, observations: object, rewards: object, state: object) -> list[np.ndarray]:
-        """Return the inputs as a list of arrays, from trees of arrays ``[B, ...]``."""
-        tree = {"obs": observations, "state": state}
-        if self.policy.reads_rewards:
-            tree["rewards"] = rewards
-        return [np.ascontiguousarray(leaf) for leaf in tree_leaves(tree)]
+    @property
+    def states(self) -> list[Port]:
+        """The inputs that hold the policy's memory."""
+        return [port for port in self.inputs if port.name.partition(".")[0] == "state"]
 
-    def nested_outputs(self, arrays: Sequence[np.ndarray]) -> tuple[Any, dict[str, Any], Any]:
-        """Return (actions, next state, ``action_dist_inputs`` or None) as trees, from the list of outputs."""
-        by_kind: dict[str, list[np.ndarray]] = {}
+    def inputs_of(
+        self,
+        observations: Sequence[np.ndarray],
+        rewards: np.ndarray | None = None,
+        state: Sequence[np.ndarray] | None = None,
+    ) -> list[np.ndarray]:
+        """Return the inputs of N rows.
+
+        Args:
+            observations: The leaves of the observations, ``[N, ...]``.
+            rewards: ``[N]``, the rewards of the previous actions; None: 0.
+            state: An array ``[N, ...]`` for each of `states`; None: the beginning of an episode.
+        """
+        num_rows = len(observations[0])
+        inputs = list(observations)
+        if self.policy.reads_rewards:
+            inputs.append(np.zeros(num_rows, np.float32) if rewards is None else rewards)
+        if state is None:
+            first = tree_leaves(self.policy.initial_state) if self.policy.initial_state else []
+            state = [np.repeat(leaf[None], num_rows, axis=0) for leaf in first]
+        return [np.ascontiguousarray(array) for array in (*inputs, *state)]
+
+    def named_outputs(self, arrays: Sequence[np.ndarray]) -> tuple[Any, dict[str, np.ndarray], Any]:
+        """Return (tree of actions, next state by name, ``action_dist_inputs`` or None) of the list of outputs."""
+        by_kind: dict[str, dict[str, np.ndarray]] = {}
         for port, array in zip(self.outputs, arrays, strict=True):
-            by_kind.setdefault(port.name.partition(".")[0], []).append(array)
-        actions = tree_flatten(zeros_of(self.policy.action_space, 1))[1].unflatten(by_kind["actions"])
-        state = tree_flatten(self.policy.initial_state)[1].unflatten(by_kind.get("next_state", []))
-        return actions, state, by_kind.get("action_dist_inputs", [None])[0]
+            kind, _, name = port.name.partition(".")
+            by_kind.setdefault(kind, {})[name] = array
+        spec = tree_flatten(zeros_of(self.policy.action_space, 1))[1]
+        actions = spec.unflatten(by_kind["actions"].values())
+        return actions, by_kind.get("next_state", {}), by_kind.get("action_dist_inputs", {}).get("")
 
 
 def zeros_of(space: gym.Space[Any], num_rows: int) -> Any:
@@ -388,17 +402,18 @@ def check_against(
         ExportError: The actions differ by more than rounding.
     """
     rng = np.random.default_rng(seed)
-    is_remembering = bool(graph.policy.initial_state)
+    is_remembering = bool(graph.states)
     num_steps = min(_EPISODE_STEPS, num_observations) if is_remembering else 1
     total, worst = _Difference(graph.policy.action_space), 0.0
     for num_rows in _batches(-(-num_observations // num_steps)):
-        state: dict[str, Any] = graph.initial_rows(num_rows)
+        state: Sequence[np.ndarray] | None = None
         players = [policy.copy() for _ in range(num_rows)] if is_remembering else []
         rewards = np.zeros(num_rows, np.float32)
         for _ in range(num_steps):
             observations = _random(graph.policy.observation_space, num_rows, rng)
-            outputs = call(graph.flat_inputs(observations, rewards, state))
-            actions, state, dist_inputs = graph.nested_outputs(outputs)
+            outputs = call(graph.inputs_of(tree_leaves(observations), rewards, state))
+            actions, next_state, dist_inputs = graph.named_outputs(outputs)
+            state = list(next_state.values())
             if is_remembering:
                 expected = tree_stack(
                     [
@@ -559,13 +574,7 @@ def export_policy(
 def describe(graph: FlatPolicyGraph) -> dict[str, Any]:
     """Return a description of the file for its users, as JSON values."""
     policy = graph.policy
-    flat_state = dict(
-        zip(
-            (port.name for port in graph.inputs if port.name.startswith("state.")),
-            tree_leaves(policy.initial_state) if policy.initial_state else (),
-            strict=True,
-        )
-    )
+    first = tree_leaves(policy.initial_state) if policy.initial_state else []
     ports = {
         kind: [
             {"name": port.name, "dtype": port.dtype.name, "shape": ["batch", *port.shape]} for port in found
@@ -580,7 +589,8 @@ def describe(graph: FlatPolicyGraph) -> dict[str, Any]:
         "action_space": _described(policy.action_space),
         **ports,
         "initial_state": {
-            name: 0 if not value.any() else value.tolist() for name, value in flat_state.items()
+            port.name: value.tolist() if value.any() else 0
+            for port, value in zip(graph.states, first, strict=True)
         },
     }
 

@@ -72,190 +72,6 @@ _LOOPBACK = ("localhost", "127.0.0.1", "::1")
 _PARSED_AT_ONCE_BYTES = 64 * 1024
 
 
-class HttpInterface:
-    """Answers JSON requests over HTTP, on the running event loop.
-
-    Args:
-        batcher: Computes the answers.
-        served: Returns the checkpoint to use.
-        metrics: Counts the requests.
-        token: The bearer token that requests must carry.
-        hosts: Additional names of this server to accept in the Host header.
-        max_body_bytes: Maximum size of a request's body.
-    """
-
-    def __init__(
-        self,
-        batcher: Batcher,
-        served: Callable[[], ServedCheckpoint],
-        metrics: ServeMetrics,
-        *,
-        token: str,
-        hosts: Collection[str] = (),
-        max_body_bytes: int,
-    ) -> None:
-        self._batcher = batcher
-        self._served = served
-        self._metrics = metrics
-        self._token = token
-        self._hosts = hosts
-        self._max_body_bytes = max_body_bytes
-        self._is_ending = False
-        self._thread = ThreadPoolExecutor(1, "rlzmq-large-requests")
-        self._server: Any = None
-        self._task: asyncio.Task[None] | None = None
-
-    async def start(self, address: str, *, insecure: bool = False) -> str:
-        """Start to listen.
-
-        Args:
-            address: ``HOST:PORT``; with port 0 the system chooses one.
-            insecure: Whether to allow addresses other than loopback, without encryption.
-
-        Returns:
-            The URL, e.g. ``http://127.0.0.1:8000``.
-
-        Raises:
-            ConfigurationError: The address is malformed, not loopback, or taken.
-            MissingPackageError: starlette or uvicorn is not installed.
-        """
-        for package in ("starlette.applications", "uvicorn"):
-            import_optional(package, "Serving over HTTP", "rlzmq[serve]")
-        import uvicorn
-
-        from rlzmq.net.http_server import server_config
-
-        listening = _listen(address, insecure)
-        host = host_name(address)
-        gate = RequestFilter(
-            self._application(),
-            token=self._token,
-            hosts={host, *_LOOPBACK, *self._hosts} if host in _LOOPBACK else {host, *self._hosts},
-            open_paths=("/healthz",),
-            max_body_bytes=self._max_body_bytes,
-        )
-        started = asyncio.Event()
-
-        class Server(uvicorn.Server):
-            async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-                await super().startup(sockets)
-                started.set()
-
-            @contextlib.contextmanager
-            def capture_signals(self) -> Any:  # the process handles its own signals
-                yield
-
-        self._server = Server(server_config(gate, lifespan="off", log_config=None))
-        self._task = asyncio.create_task(self._server.serve([listening]), name="rlzmq-http")
-        waiting = asyncio.create_task(started.wait())
-        await asyncio.wait((self._task, waiting), return_when=asyncio.FIRST_COMPLETED)
-        waiting.cancel()
-        port = listening.getsockname()[1]
-        return f"http://{f'[{host}]' if ':' in host else host}:{port}"
-
-    async def stop(self, timeout_s: float) -> None:
-        """Refuse new connections, answer the requests that have arrived, and end. Idempotent.
-
-        Args:
-            timeout_s: Seconds after which connections are closed.
-        """
-        self._is_ending = True
-        if self._task is None:
-            return
-        self._server.should_exit = True
-        _, pending = await asyncio.wait((self._task,), timeout=timeout_s)
-        if pending:
-            self._server.force_exit = True
-            await asyncio.wait((self._task,), timeout=timeout_s)
-        self._thread.shutdown(wait=False, cancel_futures=True)
-        self._task = None
-
-    def _application(self) -> Any:
-        from prometheus_client import CONTENT_TYPE_PLAIN_0_0_4, generate_latest
-        from starlette.applications import Starlette
-        from starlette.responses import JSONResponse, Response
-        from starlette.routing import Route
-
-        async def act(request: Request) -> Response:
-            arrived = time.perf_counter()
-            code, answer = await self._act(await request.body())
-            self._metrics.answered(code, time.perf_counter() - arrived)
-            headers = {"retry-after": "1"} if code == 503 else None
-            return Response(answer, code, headers, media_type="application/json")
-
-        async def policies(request: Request) -> Response:
-            served = self._served()
-            return JSONResponse(
-                {
-                    "checkpoint": served.name,
-                    "policies": [describe(policy.graph) for policy in served.policies],
-                }
-            )
-
-        async def health(request: Request) -> Response:
-            if self._is_ending:
-                return JSONResponse({"status": "ending"}, 503)
-            return JSONResponse({"status": "ok"})
-
-        async def metrics(request: Request) -> Response:
-            return Response(generate_latest(self._metrics.registry), media_type=CONTENT_TYPE_PLAIN_0_0_4)
-
-        return Starlette(
-            routes=[
-                Route("/v1/act", act, methods=["POST"]),
-                Route("/v1/policies", policies),
-                Route("/healthz", health),
-                Route("/metrics", metrics),
-            ]
-        )
-
-    async def _act(self, body: bytes) -> tuple[int, bytes]:
-        """Return the HTTP code and the body of the answer."""
-        served = self._served()
-
-        def parse() -> tuple[ServedPolicy, bool, Arrays, bool]:
-            call = _parsed(body)
-            policy = served.choose(call.get("module", ""), call.get("agent", ""))
-            return policy, *_inputs(policy, call), call.get("explore", False)
-
-        def write(policy: ServedPolicy, outputs: Arrays, is_one: bool) -> bytes:
-            answer = {**_answer(policy, outputs, is_one), "checkpoint": served.name}
-            return json.dumps(answer, allow_nan=False).encode()
-
-        try:
-            if len(body) <= _PARSED_AT_ONCE_BYTES:
-                policy, is_one, inputs, explore = parse()
-                return 200, write(policy, await self._compute(policy, inputs, explore), is_one)
-            loop = asyncio.get_running_loop()
-            policy, is_one, inputs, explore = await loop.run_in_executor(self._thread, parse)
-            outputs = await self._compute(policy, inputs, explore)
-            return 200, await loop.run_in_executor(self._thread, write, policy, outputs, is_one)
-        except RequestError as error:
-            code, text = 400, str(error)
-        except KeyError as error:
-            code, text = 404, str(error.args[0])
-        except OverloadedError as error:
-            code, text = 503, str(error)
-        except Exception as error:
-            _log.warning("a request over HTTP failed: %s: %s", type(error).__name__, error)
-            code, text = 500, f"the policy raised {type(error).__name__}; the server's log says more"
-        return code, json.dumps({"error": text}).encode()
-
-    async def _compute(self, policy: ServedPolicy, inputs: Arrays, explore: bool) -> Arrays:
-        future: asyncio.Future[Arrays] = asyncio.get_running_loop().create_future()
-
-        def on_done(answer: Arrays | Exception) -> None:
-            if future.done():
-                return
-            if isinstance(answer, Exception):
-                future.set_exception(answer)
-            else:
-                future.set_result(answer)
-
-        self._batcher.submit(policy, inputs, explore=explore, on_done=on_done)
-        return await future
-
-
 def _parsed(body: bytes) -> dict[str, Any]:
     def refuse(text: str) -> float:
         raise RequestError(f"expected finite numbers, got {text}")
@@ -299,7 +115,7 @@ def _inputs(policy: ServedPolicy, call: Mapping[str, Any]) -> tuple[bool, Arrays
     observations = [call["obs"]] if is_one else call["observations"]
     if not isinstance(observations, list) or not observations:
         raise RequestError("observations: expected a list of at least one observation")
-    leaves = rows_from_json(policy.observation_space, observations, where)
+    leaves = rows_from_json(policy.policy.observation_space, observations, where)
     given = call.get("reward" if is_one else "rewards")
     rewards = None if given is None else rewards_from_json([given] if is_one else given, len(observations))
     state = call.get("state_in")
@@ -311,7 +127,7 @@ def _inputs(policy: ServedPolicy, call: Mapping[str, Any]) -> tuple[bool, Arrays
 
 
 def _answer(policy: ServedPolicy, outputs: Arrays, is_one: bool) -> dict[str, Any]:
-    actions, state = policy.nested(outputs)
+    actions, state, _ = policy.named_outputs(outputs)
     if is_one:
         actions, state = tree_map(lambda leaf: leaf[0], (actions, state))
     answer: dict[str, Any] = {"action" if is_one else "actions": _plain(actions)}
@@ -420,7 +236,10 @@ class AsyncPolicyServer:
         self._reload_interval_s = reload_interval_s
         self._served: ServedCheckpoint | None = None
         self._batcher: Batcher | None = None
-        self._http: HttpInterface | None = None
+        self._thread = ThreadPoolExecutor(1, "rlzmq-large-requests")
+        self._server: Any = None
+        self._serving: asyncio.Task[None] | None = None
+        self._is_ending = False
         self._watch: asyncio.Task[None] | None = None
         self._reloading = asyncio.Lock()
         self.http_url: str | None = None
@@ -438,7 +257,9 @@ class AsyncPolicyServer:
         """Load the checkpoint and listen.
 
         Raises:
-            CheckpointError, ConfigurationError: No checkpoint can be served, or the address is taken.
+            CheckpointError, ConfigurationError: No checkpoint can be served, or the address is malformed, taken or not
+                loopback.
+            MissingPackageError: starlette or uvicorn is not installed.
         """
         self._use(await asyncio.to_thread(self._source.newer_than, None))
         self._batcher = Batcher(
@@ -447,15 +268,7 @@ class AsyncPolicyServer:
             metrics=self._metrics,
         )
         try:
-            self._http = HttpInterface(
-                self._batcher,
-                self._current,
-                self._metrics,
-                token=self.token,
-                hosts=self._allowed_hosts,
-                max_body_bytes=self._max_body_bytes,
-            )
-            self.http_url = await self._http.start(self._http_address, insecure=self._insecure)
+            self.http_url = await self._listen()
         except BaseException:
             await self.stop()
             raise
@@ -483,8 +296,15 @@ class AsyncPolicyServer:
             with contextlib.suppress(asyncio.CancelledError):
                 await self._watch
             self._watch = None
-        if self._http is not None:
-            await self._http.stop(timeout_s)
+        self._is_ending = True
+        if self._serving is not None:
+            self._server.should_exit = True
+            _, pending = await asyncio.wait((self._serving,), timeout=timeout_s)
+            if pending:
+                self._server.force_exit = True
+                await asyncio.wait((self._serving,), timeout=timeout_s)
+            self._thread.shutdown(wait=False, cancel_futures=True)
+            self._serving = None
         if self._batcher is not None:
             await self._batcher.close(timeout_s)
 
@@ -503,6 +323,114 @@ class AsyncPolicyServer:
         if found is not None:
             self._served = found
             self._metrics.serves(found.name)
+
+    async def _listen(self) -> str:
+        """Start the HTTP server; return its URL."""
+        for package in ("starlette.applications", "uvicorn"):
+            import_optional(package, "Serving over HTTP", "rlzmq[serve]")
+        import uvicorn
+
+        from rlzmq.net.http_server import server_config
+
+        listening = _listen(self._http_address, self._insecure)
+        host = host_name(self._http_address)
+        gate = RequestFilter(
+            self._application(),
+            token=self.token,
+            hosts={host, *(_LOOPBACK if host in _LOOPBACK else ()), *self._allowed_hosts},
+            open_paths=("/healthz",),
+            max_body_bytes=self._max_body_bytes,
+        )
+        started = asyncio.Event()
+
+        class Server(uvicorn.Server):
+            async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+                await super().startup(sockets)
+                started.set()
+
+            @contextlib.contextmanager
+            def capture_signals(self) -> Any:  # the process handles its own signals
+                yield
+
+        self._server = Server(server_config(gate, lifespan="off", log_config=None))
+        self._serving = asyncio.create_task(self._server.serve([listening]), name="rlzmq-http")
+        waiting = asyncio.create_task(started.wait())
+        await asyncio.wait((self._serving, waiting), return_when=asyncio.FIRST_COMPLETED)
+        waiting.cancel()
+        port = listening.getsockname()[1]
+        return f"http://{f'[{host}]' if ':' in host else host}:{port}"
+
+    def _application(self) -> Any:
+        from prometheus_client import CONTENT_TYPE_PLAIN_0_0_4, generate_latest
+        from starlette.applications import Starlette
+        from starlette.responses import JSONResponse, Response
+        from starlette.routing import Route
+
+        async def act(request: Request) -> Response:
+            arrived = time.perf_counter()
+            code, answer = await self._act(await request.body())
+            self._metrics.answered(code, time.perf_counter() - arrived)
+            headers = {"retry-after": "1"} if code == 503 else None
+            return Response(answer, code, headers, media_type="application/json")
+
+        async def policies(request: Request) -> Response:
+            served = self._current()
+            return JSONResponse(
+                {
+                    "checkpoint": served.name,
+                    "policies": [describe(policy) for policy in served.policies],
+                }
+            )
+
+        async def health(request: Request) -> Response:
+            if self._is_ending:
+                return JSONResponse({"status": "ending"}, 503)
+            return JSONResponse({"status": "ok"})
+
+        async def metrics(request: Request) -> Response:
+            return Response(generate_latest(self._metrics.registry), media_type=CONTENT_TYPE_PLAIN_0_0_4)
+
+        return Starlette(
+            routes=[
+                Route("/v1/act", act, methods=["POST"]),
+                Route("/v1/policies", policies),
+                Route("/healthz", health),
+                Route("/metrics", metrics),
+            ]
+        )
+
+    async def _act(self, body: bytes) -> tuple[int, bytes]:
+        """Return the HTTP code and the body of the answer."""
+        served, batcher = self._current(), self._batcher
+        assert batcher is not None
+
+        def parse() -> tuple[ServedPolicy, bool, Arrays, bool]:
+            call = _parsed(body)
+            policy = served.choose(call.get("module", ""), call.get("agent", ""))
+            return policy, *_inputs(policy, call), call.get("explore", False)
+
+        def write(policy: ServedPolicy, outputs: Arrays, is_one: bool) -> bytes:
+            answer = {**_answer(policy, outputs, is_one), "checkpoint": served.name}
+            return json.dumps(answer, allow_nan=False).encode()
+
+        try:
+            if len(body) <= _PARSED_AT_ONCE_BYTES:
+                policy, is_one, inputs, explore = parse()
+                return 200, write(policy, await batcher.submit(policy, inputs, explore=explore), is_one)
+            loop = asyncio.get_running_loop()
+            policy, is_one, inputs, explore = await loop.run_in_executor(self._thread, parse)
+            outputs = await batcher.submit(policy, inputs, explore=explore)
+            return 200, await loop.run_in_executor(self._thread, write, policy, outputs, is_one)
+        except RequestError as error:
+            code, text = 400, str(error)
+        except KeyError as error:
+            code, text = 404, str(error.args[0])
+        except OverloadedError as error:
+            code, text = 503, str(error)
+        except Exception as error:
+            _log.warning("a request over HTTP failed: %s: %s", type(error).__name__, error)
+            code, text = 500, f"the policy raised {type(error).__name__}; the server's log says more"
+        return code, json.dumps({"error": text}).encode()
 
     async def _look(self) -> bool:
         async with self._reloading:

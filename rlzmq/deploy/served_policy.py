@@ -28,8 +28,8 @@ from rlzmq.core.checkpoint import read_manifest
 from rlzmq.core.errors import CheckpointError, ConfigurationError, cut, printable
 from rlzmq.core.run_dir import checkpoints_at
 from rlzmq.core.synonyms import did_you_mean
-from rlzmq.core.tree import tree_flatten, tree_leaves, tree_map, tree_stack, tree_unstack
-from rlzmq.deploy.export import FlatPolicyGraph, GraphOutputs, PolicyGraph, Port, zeros_of
+from rlzmq.core.tree import tree_map, tree_stack, tree_unstack
+from rlzmq.deploy.export import FlatPolicyGraph, GraphOutputs, PolicyGraph, Port, StatelessGraph, zeros_of
 
 __all__ = [
     "Arrays",
@@ -189,31 +189,19 @@ def _kind(value: object) -> str:
 _NUM_STEPS = "num_steps"
 
 
-class EpisodeGraph:
-    """A policy of one agent as a function of tensors, whose state are the last steps of the episode.
+class EpisodeGraph(StatelessGraph):
+    """A policy that runs in Python, whose state are the last steps of the episode.
 
-    Each of the B rows is a step of a different episode. Pieces see an episode with as many earlier steps as
-    ``Policy`` keeps: the largest `required_lookback`, `episode_lookback_horizon`, at least one. A piece that
-    keeps data of an episode itself sees a new episode at every step.
-
-    Attributes:
-        observation_space, action_space: The agent's spaces in the env.
-        initial_state: The number of steps so far, and the last steps as arrays ``[lookback, ...]``, oldest first.
-        reads_rewards: True.
-        module_id, agent_id: See `Policy.acting_module`.
-
-    Raises:
-        ConfigurationError: The policy plays several agents.
+    Pieces see an episode with as many earlier steps as ``Policy`` keeps: the largest `required_lookback`,
+    `episode_lookback_horizon`, at least one. A piece that keeps data of an episode itself sees a new episode at every
+    step. `initial_state` has the number of steps so far, and the last steps as arrays ``[lookback, ...]``, oldest
+    first.
     """
 
-    agent_id: Any
-    module_id: str
     reads_rewards: bool = True
 
     def __init__(self, policy: Policy) -> None:
-        self.module_id, _, self.agent_id = policy.acting_module()
-        self.observation_space: gym.Space[Any] = policy.observation_space
-        self.action_space: gym.Space[Any] = policy.action_space
+        super().__init__(policy)
         self._policy = policy.copy()
         self._lookback = policy.lookback
         observation = tree_map(lambda leaf: leaf[0], zeros_of(self.observation_space, 1))
@@ -223,19 +211,19 @@ class EpisodeGraph:
         )
         step = {**greedy, "extras": {**greedy["extras"], **drawn["extras"]}}
         self._blank: dict[str, Any] = tree_map(lambda leaf: np.zeros_like(np.asarray(leaf)), step)
-        self.initial_state: dict[str, Any] = {
+        self.initial_state = {
             _NUM_STEPS: np.zeros((), np.int64),
             **tree_map(lambda leaf: np.repeat(leaf[None], self._lookback, axis=0), self._blank),
         }
 
-    def __call__(
+    def forward(
         self,
         observations: object,
         state: dict[str, Any],
         rewards: torch.Tensor | None = None,
         generator: torch.Generator | None = None,
     ) -> GraphOutputs:
-        """Compute the actions of B episodes for one step; see `PolicyGraph.forward`."""
+        """Compute the actions of B episodes for one step; see `StatelessGraph.forward`."""
         observations, state = tree_map(lambda tensor: tensor.numpy(), (observations, state))
         rows, memories = tree_unstack(observations), tree_unstack(state)
         given = np.zeros(len(rows), np.float32) if rewards is None else rewards.numpy()
@@ -307,7 +295,7 @@ Arrays = list[npt.NDArray[Any]]
 """Arrays ``[N, ...]`` of N rows, each a step of a different episode."""
 
 
-class ServedPolicy:
+class ServedPolicy(FlatPolicyGraph):
     """A policy of one agent that maps the arrays of requests to the arrays of answers.
 
     It keeps no state between calls: the policy's memory of an episode is part of the arrays.
@@ -318,67 +306,21 @@ class ServedPolicy:
     Attributes:
         module_id: Id of the module that acts.
         agent_id: The agent's id as text; "" in single-agent use.
-        graph: The policy as a function of tensors.
-        observation_space, action_space: The agent's spaces.
-        observations, states: Inputs: the leaves of the observation space, and the parts of the policy's memory.
-        reads_rewards: Whether the rewards of the previous actions are also an input.
 
     Raises:
         ConfigurationError: The policy plays several agents.
     """
 
-    action_space: gym.Space[Any]
-    observation_space: gym.Space[Any]
-
     def __init__(self, policy: Policy) -> None:
-        self.graph: FlatPolicyGraph = FlatPolicyGraph(_graph_of(policy))
-        inner = self.graph.policy
-        self.module_id: str = inner.module_id
-        self.agent_id: str = "" if inner.agent_id is None else str(inner.agent_id)
-        self.observation_space, self.action_space = inner.observation_space, inner.action_space
-        self.reads_rewards: bool = inner.reads_rewards
-        self.observations: list[Port] = [
-            port for port in self.graph.inputs if port.name.partition(".")[0] == "obs"
-        ]
-        self.states: list[Port] = [
-            port for port in self.graph.inputs if port.name.partition(".")[0] == "state"
-        ]
-        self._initial_state = tree_leaves(inner.initial_state) if inner.initial_state else []
-        kinds = [port.name.partition(".")[0] for port in self.graph.outputs]
-        self._is_answer = [kind in ("actions", "next_state") for kind in kinds]
-        self._num_actions = kinds.count("actions")
-        self._action_spec = tree_flatten(zeros_of(self.action_space, 1))[1]
+        super().__init__(_graph_of(policy))
+        self.module_id: str = self.policy.module_id
+        self.agent_id: str = "" if self.policy.agent_id is None else str(self.policy.agent_id)
         self._generator = torch.Generator()
         self._generator.seed()
-        self._act([np.zeros((1, *port.shape), port.dtype) for port in self.graph.inputs], explore=True)
-
-    @property
-    def ports(self) -> tuple[list[Port], list[Port]]:
-        """Inputs and outputs; policies with equal ports answer the same requests."""
-        return self.graph.inputs, [
-            port for port, is_answer in zip(self.graph.outputs, self._is_answer, strict=True) if is_answer
-        ]
-
-    def inputs_of(
-        self, observations: Arrays, rewards: npt.NDArray[Any] | None, state: Arrays | None
-    ) -> Arrays:
-        """Return a request's arrays in the order of the graph's inputs.
-
-        Args:
-            observations: See `rows_from_json`.
-            rewards: ``[N]``, the rewards of the previous actions; None: 0.
-            state: One array for each of `states`; None: the beginning of an episode.
-        """
-        num_rows = len(observations[0])
-        inputs = list(observations)
-        if self.reads_rewards:
-            inputs.append(np.zeros(num_rows, np.float32) if rewards is None else rewards)
-        if state is None:
-            state = [np.repeat(leaf[None], num_rows, axis=0) for leaf in self._initial_state]
-        return inputs + state
+        self._act([np.zeros((1, *port.shape), port.dtype) for port in self.inputs], explore=True)
 
     def compute(self, requests: Sequence[Arrays], *, explore: bool) -> list[Arrays]:
-        """Return the answers to requests: the leaves of the actions, then those of the next state.
+        """Return the outputs for requests.
 
         Args:
             requests: The inputs of each request, from `inputs_of`.
@@ -395,27 +337,14 @@ class ServedPolicy:
             first = last
         return split
 
-    def nested(self, answer: Arrays) -> tuple[Any, dict[str, npt.NDArray[Any]]]:
-        """Return an answer as (tree of actions, next state by name)."""
-        actions = self._action_spec.unflatten(answer[: self._num_actions])
-        names = (port.name.partition(".")[2] for port in self.states)
-        return actions, dict(zip(names, answer[self._num_actions :], strict=True))
-
     def _act(self, inputs: Arrays, *, explore: bool) -> Arrays:
         with torch.inference_mode():
-            tensors = [
-                torch.from_numpy(
-                    array if array.flags.writeable and array.flags.c_contiguous else array.copy()
-                )
-                for array in inputs
-            ]
-            outputs = self.graph.explore(self._generator, *tensors) if explore else self.graph(*tensors)
-        return [
-            tensor.numpy() for tensor, is_answer in zip(outputs, self._is_answer, strict=True) if is_answer
-        ]
+            tensors = [torch.from_numpy(array if array.flags.writeable else array.copy()) for array in inputs]
+            outputs = self.explore(self._generator, *tensors) if explore else self(*tensors)
+        return [tensor.numpy() for tensor in outputs]
 
 
-def _graph_of(policy: Policy) -> PolicyGraph | EpisodeGraph:
+def _graph_of(policy: Policy) -> StatelessGraph:
     policy.acting_module()
     try:
         return PolicyGraph(policy)
@@ -433,7 +362,7 @@ def _joined(parts: Sequence[npt.NDArray[Any]]) -> npt.NDArray[Any]:
     first = parts[0]
     if len(parts) == 1:
         return first
-    buffers: list[Any] = [part if part.flags.c_contiguous else np.array(part, order="C") for part in parts]
+    buffers: Any = parts
     joined: npt.NDArray[Any] = np.frombuffer(bytearray().join(buffers), first.dtype)
     return joined.reshape(-1, *first.shape[1:])
 
@@ -505,10 +434,10 @@ class ServedCheckpoint:
             )
             if new is None:
                 raise CheckpointError(f"it has no {what}")
-            same_spaces = (
-                new.observation_space == policy.observation_space and new.action_space == policy.action_space
-            )
-            if not same_spaces or new.ports != policy.ports:
+            before, after = policy.policy, new.policy
+            spaces = (before.observation_space, before.action_space)
+            is_same = spaces == (after.observation_space, after.action_space)
+            if not is_same or (policy.inputs, policy.outputs) != (new.inputs, new.outputs):
                 raise CheckpointError(f"{what} has other spaces or another state than the served one")
 
 

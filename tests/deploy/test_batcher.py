@@ -43,10 +43,10 @@ class Asker:
         self.answers: dict[str, Any] = {}
 
     def ask(self, policy: Any, name: str, *values: float, explore: bool = False) -> None:
-        def on_done(answer: Any) -> None:
-            self.answers[name] = answer if isinstance(answer, Exception) else answer[0].tolist()
+        def keep(future: asyncio.Future[Any]) -> None:
+            self.answers[name] = future.exception() or future.result()[0].tolist()
 
-        self.batcher.submit(policy, [np.array(values)], explore=explore, on_done=on_done)
+        self.batcher.submit(policy, [np.array(values)], explore=explore).add_done_callback(keep)
 
 
 async def test_requests_that_arrive_while_one_is_computed_share_the_next_batches() -> None:

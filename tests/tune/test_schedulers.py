@@ -138,7 +138,7 @@ def test_population_based_training_exploits_the_best_and_changes_values() -> Non
 
 def test_pb2_chooses_the_values_that_were_worth_most_and_follows_them_when_they_change() -> None:
     bounds = {"a": (0, 10), "inner": {"size": (0, 8)}}
-    pb2 = with_metric(PB2(perturbation_interval=1, hyperparam_bounds=bounds, quantile_fraction=0.5, seed=0))
+    pb2 = with_metric(PB2(perturbation_interval=1, hyperparam_bounds=bounds, quantile_fraction=0.5, seed=3))
     trials = [FakeTrial(f"{i:05d}", {"a": 5.0 - i, "inner": {"size": 4}}) for i in range(2)]
     totals = [0.0, 0.0]
     for trial in trials:
