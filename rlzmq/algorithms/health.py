@@ -265,7 +265,7 @@ def _run_numbers(result: Mapping[str, Any], config: BaseConfig) -> dict[str, flo
         "num_dropped": num_dropped,
         "return_mean": mean,
         "return_max": high,
-        "largest_return": max(abs(value) if math.isfinite(value) else 0.0 for value in (low, high)),
+        "largest_return": max(map(abs, filter(math.isfinite, (low, high))), default=0.0),
         "length_mean": _get(runners, "episode_len_mean", math.nan),
         "steps_without_end": 0.0 if num_episodes else num_steps / num_envs,
         "returns_not_finite": num_episodes and "episode_return_mean" in runners and not math.isfinite(mean),

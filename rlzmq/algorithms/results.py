@@ -141,7 +141,8 @@ class Iterations:
         for results, num_env_steps in trained:
             # Steps that have been trained before (from a replay buffer) are not counted twice.
             accounting.add(trained=min(num_env_steps, accounting.pending))
-            self._add_trained(num_env_steps)
+            self._num_env_steps_trained = num_env_steps
+            self.num_env_steps_trained_lifetime += num_env_steps
             self._learners.add(results)
         self._num_training_step_calls += 1
         self._timers.add("training_step", seconds)
@@ -179,16 +180,13 @@ class Iterations:
     def add_update(self, update: UpdateResult) -> None:
         """Add the result of one update."""
         self.add_fragments(update.fragments)
-        self._add_trained(update.num_env_steps_trained)
+        self._num_env_steps_trained = update.num_env_steps_trained
+        self.num_env_steps_trained_lifetime += update.num_env_steps_trained
         self._weights_version = update.weights_version
         for lag, num_steps in update.steps_by_lag.items():
             self._steps_by_lag[lag] += num_steps
         for name, seconds in update.timers.items():
             self._timers.add(name, seconds)
-
-    def _add_trained(self, num_env_steps: int) -> None:
-        self._num_env_steps_trained = num_env_steps
-        self.num_env_steps_trained_lifetime += num_env_steps
 
     def add_fragments(self, metas: Iterable[FragmentMeta]) -> None:
         """Add the metadata of fragments from runners."""

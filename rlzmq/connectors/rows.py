@@ -165,7 +165,7 @@ class _ObservationPiece(Protocol):
 class TrainRows:
     """One module's train batch while the pieces of a learner pipeline make it.
 
-    A row is a step. Pieces that need a row for each chunk's last observation call `add_one_ts` first.
+    A row is a step. Pieces that need a row for each chunk's last observation call `lay_out` first.
 
     Args:
         episodes: The chunks, each with at least one step.
@@ -181,7 +181,7 @@ class TrainRows:
         chunks: int64[N], chunk of each row.
         observations: int64[N], slot of each row's observation.
         steps: int64[N], slot of each row's step; an extra row repeats its chunk's last step.
-        extra: int64[C], the extra rows; empty unless `add_one_ts` was called.
+        extra: int64[C], the extra rows; empty unless `lay_out` made some.
         last: int64[C], row of each chunk's last step.
         is_real: bool[N], whether each row is a step, not an extra row.
     """
@@ -202,9 +202,10 @@ class TrainRows:
         self.keeps_forward = keeps_forward
         self.columns: dict[str, Any] = {}
         self.observation_pieces: list[_ObservationPiece] = []
-        self._lay_out(0)
+        self.lay_out(0)
 
-    def _lay_out(self, num_extra: int) -> None:
+    def lay_out(self, num_extra: int) -> None:
+        """Give each chunk so many extra rows (0, or 1 for its last observation). Call it before there are columns."""
         episodes = self.episodes
         self.lengths: IntArray = episodes.length + num_extra
         self.chunks: IntArray = np.arange(len(episodes), dtype=np.int64).repeat(self.lengths)
@@ -219,10 +220,6 @@ class TrainRows:
 
     def __len__(self) -> int:
         return len(self.steps)
-
-    def add_one_ts(self) -> None:
-        """Give each chunk an extra row, for its last observation. Call it before there are columns."""
-        self._lay_out(1)
 
     def at_ends(self, flags: BoolArray) -> BoolArray:
         """Return bool[N]: the chunks' `flags` at their last steps, False elsewhere."""

@@ -583,9 +583,10 @@ class MetricsLogger:
 
     def compile(self) -> ReducedMetrics:
         """Return ``reduce(compile=True)``."""
-        states = {"/".join(p): described_state(stat, stat.get_delta()) for p, stat in self._stats.items()}
+        states: dict[str, dict[str, Any]] = {}
         result: dict[tuple[str, ...], Any] = {}
         for path, stat in self._stats.items():
+            states["/".join(path)] = described_state(stat, stat.get_delta())
             result[path] = stat.reduce()
             if stat.with_throughput:
                 result[(*path[:-1], f"{path[-1]}_throughput")] = stat.throughput
@@ -792,19 +793,14 @@ class StageTimers:
 
     def merge(self, sums: Mapping[str, Sequence[float]]) -> None:
         """Add what another's `take` returned."""
-        mine = self._sums
         for name, (num_calls, total) in sums.items():
-            known = mine.get(name)
-            if known is None:
-                mine[name] = [int(num_calls), total]
-            else:
-                known[0] += int(num_calls)
-                known[1] += total
+            self.add(name, total, int(num_calls))
 
     def reduce(self) -> dict[str, Any]:
         """Return means per call, nested by name, and reset the sums."""
-        sums = self.take()
-        means = {tuple(name.split("/")): total / num if num else 0.0 for name, (num, total) in sums.items()}
+        means = {}
+        for name, (num_calls, total) in self.take().items():
+            means[tuple(name.split("/"))] = total / num_calls if num_calls else 0.0
         return _nest(means)
 
 

@@ -236,7 +236,6 @@ class Schedule:
     def __init__(self, value_or_points: float | Sequence[Sequence[float]], name: str = "value") -> None:
         self.name = name
         self._timesteps, self.values = _parse(value_or_points, name)
-        self.current: float = self.values[0]
 
     @property
     def is_constant(self) -> bool:
@@ -253,11 +252,6 @@ class Schedule:
         start, end = self._timesteps[right - 1], self._timesteps[right]
         first, last = self.values[right - 1], self.values[right]
         return first + (last - first) * (num_env_steps - start) / (end - start)
-
-    def update(self, num_env_steps: int) -> float:
-        """Set `current` to the value after `num_env_steps` lifetime env steps and return it."""
-        self.current = self.value(num_env_steps)
-        return self.current
 
     def __repr__(self) -> str:
         points = list(zip(self._timesteps, self.values, strict=True))

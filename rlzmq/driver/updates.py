@@ -132,7 +132,7 @@ class SerialPipeline:
             if plan.keeps_episodes:
                 batch, _ = sorted_by_env(batch, runner.num_envs)
             num_steps = batch.num_env_steps
-            num_unusable = num_left_out(batch.meta)
+            num_unusable = batch.meta.get("num_env_steps_not_finite", 0)
             self.accounting.add(sampled=num_steps + num_unusable, dropped={"not_finite": num_unusable})
             if num_steps:
                 batches.append(batch)
@@ -151,7 +151,8 @@ class SerialPipeline:
             return []
         self._has_results = False
         of_ranks = [self._learner.results()]
-        self.accounting.note_sources(of_ranks)
+        if self._learner.source.keeps_data:
+            self.accounting.note_sources(of_ranks)
         return [of_ranks]
 
     async def settle(self) -> list[UpdateResult]:

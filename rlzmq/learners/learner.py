@@ -24,7 +24,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import contextmanager, nullcontext
 from itertools import chain, islice
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
@@ -257,7 +257,7 @@ class Learner(TellsUncalled, Checkpointable):
                 return self.results()
             self.weights_seq_no += 1
             self.snapshot.restore_not_finite()
-            report.count(self.trained_module_ids, self.rank, self.weights_seq_no)
+            report.count(self.trained_module_ids, self.ranks.rank, self.weights_seq_no)
             if not report.was_trained:
                 self.snapshot.undo_steps()
             self.after_gradient_based_update(timesteps=timesteps)
@@ -308,7 +308,7 @@ class Learner(TellsUncalled, Checkpointable):
             num_batches = min(self.ranks.gather(num_batches))
         if num_batches > 1:
             self.snapshot.complete()
-        rng = np.random.default_rng(derive_seed(self.seed, "source", self.rank, self.weights_seq_no))
+        rng = np.random.default_rng(derive_seed(self.seed, "source", self.ranks.rank, self.weights_seq_no))
         # The estimator's forward pass can serve the loss, too, if nothing happens in between.
         is_one_pass = options == _Options(shuffle=options.shuffle) and self._compiler is None
         keeps_forward = is_one_pass and type(self).forward_train is Learner.forward_train
@@ -341,7 +341,7 @@ class Learner(TellsUncalled, Checkpointable):
         minibatches = MinibatchIterator(
             train_batch.columns,
             **options._asdict(),
-            seed=derive_seed(self.seed, "minibatch", self.rank, self.weights_seq_no, *index)
+            seed=derive_seed(self.seed, "minibatch", self.ranks.rank, self.weights_seq_no, *index)
             if options.shuffle
             else 0,
             timesteps=train_batch.num_module_steps,
@@ -473,13 +473,17 @@ class Learner(TellsUncalled, Checkpointable):
             Parameter → gradient.
         """
         result: dict[Tensor, Tensor] = {}
-        for module_id, mine in self.optimizers.divide(gradients_dict, self.trained_module_ids):
-            config = self._configs.get(module_id, self.config)
-            result.update(
-                self.postprocess_gradients_for_module(
+        by_module = self.optimizers.by_module(self.trained_module_ids)
+        for module_id, entries in by_module.items():
+            mine = gradients_dict
+            if len(by_module) > 1:  # looking up each parameter takes longer than summing its gradient
+                parameters = chain.from_iterable(entry.parameters for entry in entries)
+                mine = {p: gradients_dict[p] for p in parameters if gradients_dict.get(p) is not None}
+            if mine:
+                config = self._configs.get(module_id, self.config)
+                result |= self.postprocess_gradients_for_module(
                     module_id=module_id, config=config, module_gradients_dict=mine
                 )
-            )
         return result
 
     def postprocess_gradients_for_module(
@@ -553,16 +557,13 @@ class Learner(TellsUncalled, Checkpointable):
         """
         self.report.log(module_id, values)
 
-    def mean_stats(self, name: str) -> dict[str, float]:
-        """Return module id → mean of one logged scalar over the last epoch, if it was logged in this update."""
-        return self.report.mean(name, self.num_minibatches_per_epoch)
-
     def mean_stats_over_ranks(self, name: str) -> dict[str, float]:
         """Return module id → mean of one logged scalar over the last epoch and all ranks. A collective.
 
         Only modules that this update trained are included.
         """
-        return self.ranks.mean(self.mean_stats(name), self.trained_module_ids)
+        mine = self.report.mean(name, self.num_minibatches_per_epoch)
+        return self.ranks.mean(mine, self.trained_module_ids)
 
     def results(self) -> dict[str, dict[str, Any]]:
         """Return the results of the last update, see `update`. Times are means over the updates since the last call."""
@@ -892,11 +893,22 @@ class Learner(TellsUncalled, Checkpointable):
         if self.module is None:
             raise RuntimeError(f"{type(self).__name__}: call build() first.")
 
-    def _running(self) -> AbstractContextManager[None]:
-        """Run torch as configured in the block: threads, precision, the random numbers of this update."""
-        seed = derive_seed(self.seed, "learner", self.rank, self.weights_seq_no)
+    @contextmanager
+    def _running(self) -> Iterator[None]:
+        """Run torch as configured in the block: threads, precision, and the random numbers of this update only."""
+        generators = [torch.default_generator]
+        if self.device.type == "cuda":
+            generators.append(torch.cuda.default_generators[self.device.index or 0])
+        before = [*map(torch.Generator.get_state, generators)]
+        for generator in generators:
+            generator.manual_seed(derive_seed(self.seed, "learner", self.ranks.rank, self.weights_seq_no))
         precision = nullcontext() if self._precision is None else self._precision.on(self.module)
-        return self.ranks.running(seed, precision)
+        try:
+            with self.ranks.torch_threads(), precision:
+                yield
+        finally:
+            for generator, state in zip(generators, before, strict=True):
+                generator.set_state(state)
 
 
 class TorchLearner(Learner):

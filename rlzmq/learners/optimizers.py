@@ -127,19 +127,6 @@ class Optimizers:
                         gradients[parameter] = parameter.grad
         return gradients
 
-    def divide(
-        self, gradients: dict[Tensor, Tensor], module_ids: Iterable[str]
-    ) -> Iterator[tuple[str, dict[Tensor, Tensor]]]:
-        """Yield those of these modules that have gradients, each with its own; `ALL_MODULES` comes last."""
-        by_module = self.by_module(module_ids)
-        for module_id, entries in by_module.items():
-            mine = gradients
-            if len(by_module) > 1:  # looking up each parameter takes longer than summing its gradient
-                parameters = [p for entry in entries for p in entry.parameters]
-                mine = {p: gradients[p] for p in parameters if gradients.get(p) is not None}
-            if mine:
-                yield module_id, mine
-
     def clip(
         self, module_id: str, gradients: Mapping[Tensor, Tensor], config: BaseConfig, num_minibatches: int
     ) -> dict[str, float]:
@@ -227,7 +214,7 @@ class Optimizers:
             None if learning_rate is None else Schedule(learning_rate, name=f"lr of {module_id}/{name}")
         )
         if schedule is not None:
-            _set_learning_rate(optimizer, schedule.current)
+            _set_learning_rate(optimizer, schedule.values[0])
         entry = RegisteredOptimizer(module_id, name, optimizer, tuple(parameters), schedule, every)
         self._by_module[module_id] = [*mine, entry]
 
@@ -278,7 +265,7 @@ class Optimizers:
         """
         for entry in self.entries:
             if entry.learning_rate is not None:
-                _set_learning_rate(entry.optimizer, entry.learning_rate.update(num_env_steps))
+                _set_learning_rate(entry.optimizer, entry.learning_rate.value(num_env_steps))
         for (setting, module_id), schedule in self._schedules.items():
             coefficients = self.coefficients[setting]
             yield setting, module_id, coefficients[module_id]
@@ -313,7 +300,7 @@ class Optimizers:
                 entry = self._entry(module_id, name)
                 _set_state(entry.optimizer, optimizer_state, names)
                 if entry.learning_rate is not None and entry.learning_rate.is_constant:
-                    _set_learning_rate(entry.optimizer, entry.learning_rate.current)
+                    _set_learning_rate(entry.optimizer, entry.learning_rate.values[0])
 
 
 def global_norm(gradients: Sequence[Tensor]) -> Tensor:

@@ -193,25 +193,6 @@ class Ranks:
             wanted = self._num_threads
         return torch_threads(wanted)
 
-    @contextmanager
-    def running(self, seed: int, precision: AbstractContextManager[None]) -> Iterator[None]:
-        """Run torch with the configured threads and precision, and with random numbers that follow from a seed.
-
-        Its global generators are restored afterwards.
-        """
-        generators, device = [torch.default_generator], self._learner.device
-        if device.type == "cuda":
-            generators.append(torch.cuda.default_generators[device.index or 0])
-        before = [*map(torch.Generator.get_state, generators)]
-        for generator in generators:
-            generator.manual_seed(seed)
-        try:
-            with self.torch_threads(), precision:
-                yield
-        finally:
-            for generator, state in zip(generators, before, strict=True):
-                generator.set_state(state)
-
     def broadcast_state(self, source_rank: int) -> None:
         """Make every rank's state (weights, optimizers, counters, …) equal to `source_rank`'s."""
         if self.group is None:

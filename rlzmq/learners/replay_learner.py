@@ -123,6 +123,7 @@ class EpisodeReplay(BatchSource):
         self.batch_size = batch_size
         self._num_added = 0
         self.burn_ins: Mapping[str, BurnIn] = {}
+        self.divides_by_module = buffer.divides_by_module
         self.options = options
         self._beta = Schedule(options["beta"], "beta") if "beta" in options else None
         self.progress: ReplayRatio = ReplayRatio(train_ratio, warm_up)
@@ -136,10 +137,6 @@ class EpisodeReplay(BatchSource):
         return cls(
             buffer, batch_size=batch_size, train_ratio=plan.train_ratio, warm_up=plan.warm_up, **options
         )
-
-    @property
-    def divides_by_module(self) -> bool:
-        return self.buffer.divides_by_module
 
     def set_modules(self, module_ids: Collection[str], trained: Collection[str]) -> None:
         self._trained = frozenset(trained)
@@ -161,7 +158,7 @@ class EpisodeReplay(BatchSource):
             if not num_items:
                 yield []
                 continue
-            if self.buffer.divides_by_module:
+            if self.divides_by_module:
                 module_ids = self.buffer.get_module_ids()
                 if self._trained is not None:
                     module_ids = [module_id for module_id in module_ids if module_id in self._trained]

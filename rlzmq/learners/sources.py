@@ -53,6 +53,8 @@ class BatchSource(ABC):
 
     If so, ranks must agree on the number of batches, and an update without batches still counts.
     """
+    divides_by_module: bool = False
+    """Whether steps are stored by module, so that `set_modules` is called."""
 
     def __init__(self) -> None:
         self.source_id: str = uuid.uuid4().hex
@@ -62,11 +64,6 @@ class BatchSource(ABC):
     def set_rank(self, rank: int, num_ranks: int) -> None:
         """Set this rank's index and the number of ranks; called before each update."""
         self._rank = rank, num_ranks
-
-    @property
-    def divides_by_module(self) -> bool:
-        """Whether steps are stored by module, so that `set_modules` is called."""
-        return False
 
     def set_modules(self, module_ids: Collection[str], trained: Collection[str]) -> None:  # noqa: B027
         """Set the learner's modules. Called before each update and after a module was removed.

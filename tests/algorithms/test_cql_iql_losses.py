@@ -133,7 +133,7 @@ def losses(made: Any, rows: dict[str, Any]) -> Any:
 
 
 def stat(made: Any, name: str) -> float:
-    return float(made.mean_stats(name)["default_policy"])
+    return float(made.report.mean(name, 1)["default_policy"])
 
 
 def test_cqls_backup_has_no_entropy_and_its_penalty_the_known_value_of_constant_critics() -> None:

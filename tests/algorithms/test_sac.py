@@ -220,7 +220,7 @@ def test_discrete_actions_use_the_policys_expectations() -> None:
     learner.compute_loss_for_module(
         module_id="default_policy", config=learner.config, batch=batch_of([4]), fwd_out=outputs
     )
-    assert learner.mean_stats("target_entropy")["default_policy"] == pytest.approx(0.98 * math.log(2.0))
+    assert learner.report.mean("target_entropy", 1)["default_policy"] == pytest.approx(0.98 * math.log(2.0))
 
 
 def test_learning_rates_are_separate_and_the_temperature_is_state() -> None:

@@ -87,7 +87,7 @@ def test_a_learners_update_uses_all_quantiles() -> None:
         module_id="default_policy", config=learner.config, batch=batch, fwd_out=outputs
     )
     # Four of twelve quantiles, those of 100, are left out; the others are 0 and 4.
-    assert learner.mean_stats("td_error_mean")["default_policy"] == pytest.approx(3.0 - (1.0 + 0.5 * 2.0))
+    assert learner.report.mean("td_error_mean", 1)["default_policy"] == pytest.approx(3.0 - (1.0 + 0.5 * 2.0))
 
 
 def test_what_tqc_cannot_use() -> None:

@@ -172,8 +172,24 @@ class _Loss(torch.autograd.Function):
         return *gradients, None, None, None
 
 
-# The last epoch's (value predictions, targets, mask), for statistics that need all of them at once.
-_VALUES = "values"
+# What statistics of all rows of the last epoch are made of.
+_ROWS = "rows"
+
+
+class _Rows(NamedTuple):
+    """Of a minibatch's rows, or of all real rows of the last epoch: log-probabilities, advantages, values."""
+
+    logp: Tensor
+    old_logp: Tensor
+    advantages: Tensor
+    values: Tensor | None
+    targets: Tensor | None
+    mask: Tensor | None = None
+
+    def approx_kl(self) -> Tensor:
+        """Return an estimate of the divergence (http://joschu.net/blog/kl-approx.html)."""
+        log_ratio = self.logp - self.old_logp
+        return (torch.expm1(log_ratio) - log_ratio).mean()
 
 
 class PPOLearner(TorchLearner):
@@ -259,66 +275,63 @@ class PPOLearner(TorchLearner):
             mask_B=mask,
             old_values_B=batch.get(Columns.VF_PREDS),
         )
-        names = ("policy_loss", "vf_loss", "entropy", "mean_kl_loss")
-        self.log_stats(
-            module_id, {name: term for name, term in zip(names, terms[1:], strict=True) if term is not None}
-        )
+        stats = {}
+        for name, term in zip(("policy_loss", "vf_loss", "entropy", "mean_kl_loss"), terms[1:], strict=True):
+            if term is not None:
+                stats[name] = term
+        self.log_stats(module_id, stats)
         if self.is_last_epoch:
-            new_logp, clip_param = logp.detach(), settings.clip_param
-
-            def approx_kl() -> (
-                Tensor
-            ):  # an estimate of the divergence (http://joschu.net/blog/kl-approx.html)
-                log_ratio = _real(new_logp - old_logp, mask)
-                return (torch.expm1(log_ratio) - log_ratio).mean()
-
-            def clip_fraction() -> Tensor:
-                log_ratio = _real(new_logp - old_logp, mask)
-                return (torch.expm1(log_ratio).abs() > clip_param).float().mean()
-
-            self.log_stats(
-                module_id,
-                {
-                    "clip_fraction": clip_fraction,
-                    "approx_kl": approx_kl,
-                    "advantages_std": lambda: _real(advantages, mask).std(correction=0),
-                },
-            )
-            if values is not None:
-                self.report.log(module_id, {_VALUES: (values.detach(), targets, mask)})
+            predicted = None if values is None else values.detach()
+            rows = _Rows(logp.detach(), old_logp, advantages, predicted, targets, mask)
+            self.report.log(module_id, {_ROWS: rows})
         return terms.loss
+
+    def _last_epoch(self, module_id: str) -> _Rows | None:
+        """Return a module's rows of the last epoch so far that was kept; None if there are none."""
+        logged = self.report.logged().get(module_id, {})
+        parts: list[_Rows] = logged.get(_ROWS, [])[-self.num_minibatches_per_epoch :]
+        if not parts:
+            return None
+        columns: list[Any] = []
+        for column in zip(*parts, strict=True):
+            columns.append(None if column[0] is None else torch.cat([*map(torch.flatten, column)]))
+        *columns, mask = columns
+        return _Rows(*columns if mask is None else [c if c is None else c[mask] for c in columns])
 
     def ends_update(self) -> bool:
         """Return whether a module's policy has moved beyond ``target_kl``."""
-        limits = {
-            m: cast(PPOTrainingSettings, self.config_for_module(m)).target_kl for m in self.trained_module_ids
-        }
+        limits: dict[str, float | None] = {}
+        moved: dict[str, float] = {}
+        for module_id in self.trained_module_ids:
+            limits[module_id] = cast(PPOTrainingSettings, self.config_for_module(module_id)).target_kl
+            if limits[module_id] is not None and (rows := self._last_epoch(module_id)) is not None:
+                moved[module_id] = rows.approx_kl().item()
         if not any(limits.values()):
             return False
-        moved = self.mean_stats_over_ranks("approx_kl")
+        moved = self.ranks.mean(moved, self.trained_module_ids)
         return any(limit is not None and moved[m] > 1.5 * limit for m, limit in limits.items())
 
     def after_gradient_based_update(self, *, timesteps: Mapping[str, Any]) -> None:
         super().after_gradient_based_update(timesteps=timesteps)
         adapt_kl_coeffs(self)
-        for module_id, by_name in self.report.logged().items():
-            parts = by_name.get(_VALUES, [])[-self.num_minibatches_per_epoch :]
-            if not parts:
+        for module_id in self.trained_module_ids:
+            rows = self._last_epoch(module_id)
+            if rows is None:
                 continue
-            all_values, all_targets, masks = zip(*parts, strict=True)
-            values, targets = (torch.cat(list(map(torch.flatten, of))) for of in (all_values, all_targets))
-            if masks[0] is not None:
-                mask = torch.cat(list(map(torch.flatten, masks)))
-                values, targets = values[mask], targets[mask]
-            error = (targets - values).double()
-            vf_clip = cast(PPOTrainingSettings, self.config_for_module(module_id)).vf_clip_param
-            explained = 1.0 - error.var(correction=0) / targets.double().var(correction=0).clamp(min=1e-12)
+            settings = cast(PPOTrainingSettings, self.config_for_module(module_id))
+            is_clipped = torch.expm1(rows.logp - rows.old_logp).abs() > settings.clip_param
             stats = {
-                "vf_loss_unclipped": error.square().mean(),
-                "vf_explained_var": explained.clamp(min=-1.0),
+                "clip_fraction": is_clipped.float().mean(),
+                "approx_kl": rows.approx_kl(),
+                "advantages_std": rows.advantages.std(correction=0),
             }
-            if vf_clip is not None:
-                stats["vf_clip_fraction"] = (error.square() > vf_clip).double().mean()
+            if rows.values is not None and rows.targets is not None:
+                error = (rows.targets - rows.values).double()
+                variance = rows.targets.double().var(correction=0).clamp(min=1e-12)
+                stats["vf_loss_unclipped"] = error.square().mean()
+                stats["vf_explained_var"] = (1.0 - error.var(correction=0) / variance).clamp(min=-1.0)
+                if settings.vf_clip_param is not None:
+                    stats["vf_clip_fraction"] = (error.square() > settings.vf_clip_param).double().mean()
             self.log_stats(module_id, stats)
 
 
@@ -350,13 +363,9 @@ def adapted_kl_coeff(coefficient: float, measured: float, target: float) -> floa
     return coefficient * 0.5 if measured < 0.5 * target else coefficient
 
 
-def _real(values: Tensor, mask: Tensor | None) -> Tensor:
-    return values if mask is None else values[mask]
-
-
 def _standardized(advantages: Tensor, mask: Tensor | None) -> Tensor:
     """Return advantages with mean 0 and deviation 1 over a minibatch's real rows."""
-    real = _real(advantages, mask)
+    real = advantages if mask is None else advantages[mask]
     return (advantages - real.mean()) / (real.std(correction=0) + 1e-8)
 
 

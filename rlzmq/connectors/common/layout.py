@@ -745,7 +745,7 @@ class AddOneTsToEpisodesAndTruncate(ConnectorV2):
 
     def train_rows(self, rows: TrainRows) -> None:
         """Row form of `__call__`."""
-        rows.add_one_ts()
+        rows.lay_out(1)
         terminated, truncated = rows.episodes.terminated, rows.episodes.truncated
         rows.columns[Columns.LOSS_MASK] = rows.is_real
         rows.columns[Columns.TERMINATEDS] = rows.at_ends(terminated)

@@ -224,14 +224,13 @@ class WholeBatchEstimator(ConnectorV2):
                 )
             real = np.arange(shape[1]) < as_numpy(seq_lens)[:, None]
 
-        def rows(tensor: Any) -> npt.NDArray[Any]:
-            array: npt.NDArray[Any] = as_numpy(tensor)
-            return array if real is None else array[real]
-
-        given = {name: columns[name] for name in (Columns.REWARDS, *self.reads)} | outputs
-        values = {name: rows(tensor).astype(np.float64) for name, tensor in given.items()}
-        terminated = rows(columns[Columns.TERMINATEDS]).astype(np.bool_)
-        truncated = rows(columns[Columns.TRUNCATEDS]).astype(np.bool_)
+        names = (Columns.REWARDS, Columns.TERMINATEDS, Columns.TRUNCATEDS, *self.reads)
+        values: dict[str, npt.NDArray[np.float64]] = {}
+        for name, tensor in {**{name: columns[name] for name in names}, **outputs}.items():
+            array = as_numpy(tensor)
+            values[name] = (array if real is None else array[real]).astype(np.float64)
+        terminated = values.pop(Columns.TERMINATEDS).astype(np.bool_)
+        truncated = values.pop(Columns.TRUNCATEDS).astype(np.bool_)
         num_rows, extra = len(values[next(iter(outputs))]), np.cumsum(lengths) - 1
         if num_rows != extra[-1] + 1:
             raise ValueError(
