@@ -386,8 +386,9 @@ def concat_joined(batches: list[EpisodeBatch]) -> EpisodeBatch:
         batches: At least one batch, in the order in which each runner sampled them. The version of the weights is read
             from their column ``weights_seq_no``; without it, all are of one version.
     """
-    batch = EpisodeBatch.concat(batches)
-    version = np.concatenate([_weights_versions(part.updated()) for part in batches])
+    parts = [*map(EpisodeBatch.updated, batches)]
+    batch = EpisodeBatch.concat(parts)
+    version = np.concatenate([*map(_weights_versions, parts)])
     chosen, firsts = batch.runs(batch.episode_ids, version)
     if len(firsts) == len(chosen):
         return batch

@@ -64,19 +64,16 @@ class Optimizers:
     A module takes a step if its gradients are finite on all ranks, since one other step would corrupt Adam's state.
 
     Attributes:
+        entries: All of them; a module's are adjacent, in order of registration.
         coefficients: Setting → module id → current value, see `Learner`.
     """
 
     def __init__(self) -> None:
+        self.entries: list[RegisteredOptimizer] = []
         self._by_module: dict[str, list[RegisteredOptimizer]] = {}
         self.coefficients: defaultdict[str, dict[str, float]] = defaultdict(dict)
         self._schedules: dict[tuple[str, str], Schedule] = {}
         self._is_finite: dict[str, bool] = {}  # the clipped gradients of each module
-
-    @property
-    def entries(self) -> list[RegisteredOptimizer]:
-        """All of them; a module's are adjacent, in order of registration."""
-        return [*chain.from_iterable(self._by_module.values())]
 
     # -- a minibatch's step ------------------------------------------------------------------------
 
@@ -217,6 +214,7 @@ class Optimizers:
             _set_learning_rate(optimizer, schedule.values[0])
         entry = RegisteredOptimizer(module_id, name, optimizer, tuple(parameters), schedule, every)
         self._by_module[module_id] = [*mine, entry]
+        self.entries = [*chain.from_iterable(self._by_module.values())]
 
     def get(self, module_id: str, name: str = DEFAULT_OPTIMIZER) -> Optimizer:
         """Return one optimizer.
@@ -253,6 +251,7 @@ class Optimizers:
     def remove(self, module_id: str) -> None:
         """Remove a module's optimizers and coefficients."""
         self._by_module.pop(module_id, None)
+        self.entries = [*chain.from_iterable(self._by_module.values())]
         for setting, coefficients in self.coefficients.items():
             coefficients.pop(module_id, None)
             self._schedules.pop((setting, module_id), None)

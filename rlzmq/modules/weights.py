@@ -340,10 +340,8 @@ def _named_tensors(
 
 
 def _selected(module: object, module_ids: Collection[str] | None) -> list[tuple[str, Any]]:
-    modules = module.items() if hasattr(module, "items") else [(DEFAULT_MODULE_ID, module)]
-    return [
-        (module_id, single) for module_id, single in modules if module_ids is None or module_id in module_ids
-    ]
+    modules = list(module.items()) if hasattr(module, "items") else [(DEFAULT_MODULE_ID, module)]
+    return modules if module_ids is None else [pair for pair in modules if pair[0] in module_ids]
 
 
 def _are_listed_by_structure(modules: list[Any]) -> bool:

@@ -385,20 +385,21 @@ class ActingChain:
     tensors are the module's own parameters, so weights loaded in place take effect at once.
 
     Args:
-        encoders: The layers before an LSTM and the LSTM, by the key of its part of the state; None: the only one's
-            state is the whole. The first one's output is the head's input. Empty without an LSTM.
+        encoders: The key of an LSTM's part of the state (None: it is the whole state), the layers before it, and its
+            weights. The first one's output is the head's input. Empty without an LSTM.
         head: All other layers.
+        max_rows: Maximum number of rows; None: any number.
     """
 
     def __init__(
-        self, encoders: dict[str | None, tuple[list[DenseLayer], RecurrentEncoder]], head: list[DenseLayer]
+        self,
+        encoders: list[tuple[str | None, list[DenseLayer], list[Any]]],
+        head: list[DenseLayer],
+        max_rows: int | None,
     ) -> None:
-        self._encoders: list[tuple[str | None, list[DenseLayer], list[Any]]] = [
-            (key, layers, [lstm.lstm._parameters[name] for name in _LSTM_WEIGHTS])
-            for key, (layers, lstm) in encoders.items()
-        ]
+        self._encoders = encoders
         self._head = head
-        self._max_rows: int | None = min((lstm.max_cell_rows for _, lstm in encoders.values()), default=None)
+        self._max_rows = max_rows
 
     def takes(self, x: object) -> bool:
         """Return whether the chain computes what the module does for these inputs."""
@@ -437,11 +438,12 @@ def acting_chain(module: object) -> ActingChain | None:
     parts: dict[str | None, Any] = {None: module.encoder}
     if module._recurrent and module._separate:
         parts = {"actor": module.encoder, "critic": module.vf_encoder}
-    encoders: dict[str | None, tuple[list[DenseLayer], RecurrentEncoder]] = {}
+    encoders: list[tuple[str | None, list[DenseLayer], list[Any]]] = []
     first: list[DenseLayer] = []
+    max_rows = None
     for key, part in parts.items():
         lstm = part if type(part) is RecurrentEncoder else None
-        if _has_hooks(module, part) or (lstm is not None and not _is_plain(lstm.lstm)):
+        if _has_hooks(module) or _has_hooks(part) or (lstm is not None and not _is_plain(lstm.lstm)):
             return None
         layers = _dense_layers(part if lstm is None else lstm.tokenizer)
         if layers is None:
@@ -449,9 +451,10 @@ def acting_chain(module: object) -> ActingChain | None:
         if lstm is None:
             first = layers
         else:
-            encoders[key] = layers, lstm
+            encoders.append((key, layers, [lstm.lstm._parameters[name] for name in _LSTM_WEIGHTS]))
+            max_rows = lstm.max_cell_rows  # the same for both
     head = _dense_layers(module.pi)
-    return None if head is None else ActingChain(encoders, [*first, *head])
+    return None if head is None else ActingChain(encoders, [*first, *head], max_rows)
 
 
 def run_chain(layers: list[DenseLayer], x: Tensor) -> Tensor:
@@ -468,19 +471,18 @@ def _is_plain(lstm: nn.Module) -> bool:
     return not _has_hooks(lstm) and all(name in lstm._parameters for name in _LSTM_WEIGHTS)
 
 
-def _dense_layers(*parts: Any) -> list[DenseLayer] | None:
-    """Return the layers of unchanged parts of the default module that consist of dense layers only, else None."""
+def _dense_layers(part: Any) -> list[DenseLayer] | None:
+    """Return the layers of an unchanged part of the default module if it consists of dense layers only, else None."""
+    is_bounded = type(part) is PolicyHead and (part.log_std is not None or part._high is not None)
+    if type(part) not in (MLP, PolicyHead) or is_bounded or _has_hooks(part):
+        return None
     layers: list[DenseLayer] = []
-    for part in parts:
-        is_bounded = type(part) is PolicyHead and (part.log_std is not None or part._high is not None)
-        if type(part) not in (MLP, PolicyHead) or is_bounded or _has_hooks(part):
+    for parameters, _, activation in part.steps():
+        if parameters is None:
             return None
-        for parameters, _, activation in part.steps():
-            if parameters is None:
-                return None
-            layers.append((parameters["weight"], parameters["bias"], activation))
+        layers.append((parameters["weight"], parameters["bias"], activation))
     return layers
 
 
-def _has_hooks(*modules: nn.Module) -> bool:
-    return any(module._forward_hooks or module._forward_pre_hooks for module in modules)
+def _has_hooks(module: nn.Module) -> bool:
+    return bool(module._forward_hooks or module._forward_pre_hooks)
