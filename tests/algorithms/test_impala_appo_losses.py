@@ -129,13 +129,3 @@ def test_one_forward_pass_serves_v_trace_and_the_loss(
     assert passes == {"forward_train": 2, **target}
     # tanh differs in the last bits without a graph, and Adam makes small gradients large
     np.testing.assert_allclose(weights, expected, atol=1e-5)
-
-
-@pytest.mark.parametrize(
-    ("training", "num_passes"), [({"num_epochs": 2}, 3), ({"minibatch_size": 10}, 4)], ids=str
-)
-def test_several_minibatches_have_their_own_forward_passes(
-    training: dict[str, Any], num_passes: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    passes, _ = updated(IMPALAConfig, monkeypatch, **training)
-    assert passes["forward_train"] == num_passes

@@ -155,9 +155,7 @@ def test_the_policys_return_is_estimated_from_its_ratio_to_the_recorded_one(kind
 
 def test_an_estimate_needs_the_recorded_probabilities_and_a_stateless_module(data: Path) -> None:
     config = offline(BCConfig, data, offline_evaluation_interval=1, offline_evaluation_type="is")
-    with pytest.raises(
-        ConfigurationError, match=r"needs the column 'action_logp', got .*'actions', 'obs', 'rewards'"
-    ):
+    with pytest.raises(ConfigurationError, match="needs the column 'action_logp'"):
         config.build()
     with pytest.raises(ConfigurationError, match=r"offline_evaluation_type='is': module .* is stateful"):
         config.rl_module(model_config={"use_lstm": True}).build()

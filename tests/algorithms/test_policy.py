@@ -31,6 +31,7 @@ from rlzmq import (
 )
 from rlzmq.envs.examples import MultiAgentCartPole, StatelessCartPole
 from tests.support.runs import small as small_run
+from tests.support.runs import two_agents
 
 
 class FullyConnected(TorchRLModule, ValueFunctionAPI):
@@ -179,6 +180,7 @@ def test_many_observations_at_once(pieces: Any) -> None:
 def test_exploration_schedules_are_where_the_run_is(end: int, tmp_path: Path) -> None:
     config = DQNConfig().environment("CartPole-v1").debugging(seed=1)
     config.training(epsilon=[(0, 1.0), (end, 0.0)], num_steps_sampled_before_learning_starts=1)
+    config.reporting(min_sample_timesteps_per_iteration=20, min_time_s_per_iteration=0)
     batch = np.random.default_rng(0).normal(size=(100, 4)).astype(np.float32)
     with config.build() as algo:
         algo.train()
@@ -199,11 +201,7 @@ def test_the_algorithms_own_actions_follow_its_weights() -> None:
 
 
 def test_one_agent_or_all_of_them(tmp_path: Path) -> None:
-    config = (
-        small(MultiAgentCartPole)
-        .environment(MultiAgentCartPole, env_config={"num_agents": 2})
-        .multi_agent(policies={"p0", "p1"}, policy_mapping_fn=lambda agent_id, episode: f"p{agent_id}")
-    )
+    config = two_agents(model_config={"fcnet_hiddens": [16]})
     with config.build() as algo:
         path = algo.save_to_path(tmp_path / "c")
     everyone = Policy.load(path, config=config)
@@ -285,11 +283,8 @@ def test_functions_of_a_script_are_not_needed_by_somebody_else(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A lambda maps the agents, another makes the pieces: the checkpoint says what they gave."""
-    config = (
-        small(MultiAgentCartPole, pieces=lambda: MeanStdFilter(multi_agent=True, clip_by_value=5.0))
-        .environment(MultiAgentCartPole, env_config={"num_agents": 2})
-        .multi_agent(policies={"p0", "p1"}, policy_mapping_fn=lambda agent_id, episode: f"p{agent_id}")
-    )
+    config = two_agents(env_to_module_connector=lambda: MeanStdFilter(multi_agent=True, clip_by_value=5.0))
+    config.multi_agent(policy_mapping_fn=lambda agent_id, episode: f"p{agent_id}")
     observations = {0: np.ones(4, np.float32), 1: np.ones(4, np.float32)}
     with config.build() as algo:
         algo.train()

@@ -12,12 +12,8 @@ from rlzmq import PPOConfig
 from rlzmq.algorithms.ppo import ppo_learner as ppo_learner_module
 from rlzmq.algorithms.ppo.ppo_learner import PPOLearner
 from rlzmq.episodes.columns import Columns
-from rlzmq.episodes.episode_batch import EpisodeBatch
 from rlzmq.learners.train_batch import masked_mean
-from rlzmq.modules.distributions import TorchCategorical
 from tests.learners.cases import (
-    ACTION_SPACE,
-    OBSERVATION_SPACE,
     episode_batch,
     linear_spec,
     ppo_config,
@@ -94,30 +90,6 @@ def test_the_loss_is_the_papers(settings: dict[str, Any]) -> None:
     assert results["total_loss"] == pytest.approx(expected, rel=1e-4)
     assert ("mean_kl_loss" in results) == config.use_kl_loss
     assert ("vf_loss" in results) == config.use_critic
-
-
-def test_results_have_rllibs_keys() -> None:
-    results = ppo_learner().update(episodes=episode_batch(40, 24))
-    assert set(results["default_policy"]) >= {
-        "policy_loss",
-        "vf_loss",
-        "vf_loss_unclipped",
-        "vf_explained_var",
-        "entropy",
-        "mean_kl_loss",
-        "total_loss",
-        "curr_kl_coeff",
-        "curr_entropy_coeff",
-        "default_optimizer_learning_rate",
-        "gradients_default_optimizer_global_norm",
-        "module_train_batch_size_mean",
-        "num_module_steps_trained",
-        "num_module_steps_trained_lifetime",
-        "num_trainable_parameters",
-        "weights_seq_no",
-    }
-    assert all(isinstance(value, (int, float)) for value in results["default_policy"].values())
-    assert {"num_env_steps_trained", "num_env_steps_trained_lifetime"} <= set(results["__all_modules__"])
 
 
 @pytest.mark.parametrize(("kl_target", "factor"), [(1e-9, 1.5), (1e9, 0.5)])
@@ -201,27 +173,6 @@ def test_the_entropy_coefficient_follows_its_schedule() -> None:
     assert used == pytest.approx([0.1, 0.05, 0.0])
 
 
-def test_statistics_without_a_coefficient_are_computed_in_the_last_epoch_only(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    calls: list[str] = []
-    for name in ("entropy", "kl"):
-        compute: Any = getattr(TorchCategorical, name)
-
-        def counted(*args: Any, compute: Any = compute, name: str = name) -> Any:
-            calls.append(name)
-            return compute(*args)
-
-        monkeypatch.setattr(TorchCategorical, name, counted)
-    learner = ppo_learner(ppo_config(kl_coeff=0.0, minibatch_size=8, num_epochs=3, lr=0.0))
-    results = learner.update(batch=ppo_batch(16))["default_policy"]
-    assert sorted(calls) == ["entropy"] * 2 + ["kl"] * 2
-    expected = ppo_learner(ppo_config(kl_coeff=0.5, entropy_coeff=0.5, minibatch_size=None, lr=0.0))
-    again = expected.update(batch=ppo_batch(16))["default_policy"]
-    assert results["entropy"] == pytest.approx(again["entropy"], rel=1e-5)
-    assert results["mean_kl_loss"] == pytest.approx(again["mean_kl_loss"], rel=1e-5)
-
-
 def test_value_statistics_are_those_of_the_last_epochs_rows() -> None:
     learner = ppo_learner(ppo_config(minibatch_size=None, num_epochs=1))
     batch = ppo_batch()
@@ -253,39 +204,3 @@ def test_a_missing_model_output_is_named() -> None:
     learner.module["default_policy"]._forward_train = lambda batch: {}
     with pytest.raises(ValueError, match="action_dist_inputs"):
         learner.update(batch=ppo_batch())
-
-
-def bandit_batch(learner: PPOLearner, rng: np.random.Generator, num_steps: int = 256) -> EpisodeBatch:
-    """Episodes of one step: action 1 pays where the first observation element is positive, else action 0."""
-    obs = rng.normal(size=(2 * num_steps, 4)).astype(np.float32)
-    with torch.no_grad():
-        logits = learner.module["default_policy"].forward_train({Columns.OBS: torch.from_numpy(obs)})
-    logits = logits[Columns.ACTION_DIST_INPUTS].numpy()
-    log_probs = logits - np.log(np.exp(logits).sum(-1, keepdims=True))
-    actions = (rng.random(2 * num_steps) < np.exp(log_probs[:, 1])).astype(np.int64)
-    return EpisodeBatch(
-        {
-            Columns.OBS: obs,
-            Columns.ACTIONS: actions,
-            Columns.REWARDS: (actions == (obs[:, 0] > 0)).astype(np.float64),
-            Columns.ACTION_DIST_INPUTS: logits,
-            Columns.ACTION_LOGP: log_probs[np.arange(2 * num_steps), actions],
-        },
-        start=np.arange(num_steps) * 2,
-        length=np.ones(num_steps),
-        terminated=np.ones(num_steps, bool),
-        observation_space=OBSERVATION_SPACE,
-        action_space=ACTION_SPACE,
-    )
-
-
-def test_ppo_learns_a_contextual_bandit() -> None:
-    learner = ppo_learner(ppo_config(lr=5e-3, minibatch_size=64, num_epochs=4))
-    rng = np.random.default_rng(0)
-    returns = []
-    for _ in range(25):
-        batch = bandit_batch(learner, rng)
-        returns.append(float(batch.get_returns().mean()))
-        learner.update(episodes=batch)
-    assert returns[0] < 0.65
-    assert np.mean(returns[-3:]) > 0.9

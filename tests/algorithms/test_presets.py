@@ -50,12 +50,6 @@ def test_every_preset_is_valid_and_says_where_it_is_from(preset: Preset) -> None
     assert preset_for(preset.algorithm, preset.name) is preset
 
 
-def test_an_unknown_env_or_algorithm_has_none() -> None:
-    assert preset_for("ppo", "Nowhere-v0") is None
-    assert preset_for("ppo", dict) is None
-    assert presets_of("nothing") == {}
-
-
 def test_a_pattern_takes_the_environment_from_the_caller() -> None:
     config = PPOConfig.preset("ALE/Pong-v5")
     assert (config.env, config.is_atari, config.clip_param) == ("ALE/Pong-v5", True, 0.1)
@@ -143,9 +137,7 @@ def test_presets_are_for_python_too(name: str) -> None:
 
 
 def test_an_unknown_preset_names_the_closest() -> None:
-    with pytest.raises(
-        ConfigurationError, match="ppo has no preset 'CartPol-v1'\\. Did you mean 'CartPole-v1'"
-    ):
+    with pytest.raises(ConfigurationError, match="Did you mean 'CartPole-v1'"):
         PPOConfig.preset("CartPol-v1")
 
     class MyConfig(PPOConfig):

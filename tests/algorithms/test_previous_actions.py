@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 
 from rlzmq import DefaultModelConfig, MeanStdFilter, PrevActionsPrevRewards
-from rlzmq.envs.examples import MultiAgentCartPole, StatelessCartPole
+from rlzmq.envs.examples import StatelessCartPole
 from tests.support.runs import small as small_run
+from tests.support.runs import two_agents
 
 
 def small(**model: Any) -> Any:
@@ -48,11 +49,8 @@ def test_the_users_own_piece_is_enough() -> None:
 
 
 def test_settings_as_a_dataclass_and_of_several_agents() -> None:
-    config = (
-        small()
-        .environment(MultiAgentCartPole, env_config={"num_agents": 2})
-        .multi_agent(policies={"p0", "p1"}, policy_mapping_fn=lambda agent_id, episode: f"p{agent_id}")
-        .rl_module(model_config=DefaultModelConfig(fcnet_hiddens=[8], lstm_use_prev_action=True))
+    config = two_agents().rl_module(
+        model_config=DefaultModelConfig(fcnet_hiddens=[8], lstm_cell_size=8, lstm_use_prev_action=True)
     )
     with config.build() as algo:
         algo.train()

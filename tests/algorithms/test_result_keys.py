@@ -53,10 +53,12 @@ def test_result_has_the_kept_keys(algorithm: str, recorded: str) -> None:
         config.training(train_batch_size_per_learner=128)
         if hasattr(config, "num_steps_sampled_before_learning_starts"):
             config.training(num_steps_sampled_before_learning_starts=64)
-            config.reporting(min_sample_timesteps_per_iteration=2000)
+            config.reporting(min_sample_timesteps_per_iteration=1000)
             config.training(training_intensity=0.5)
         else:
-            config.reporting(min_sample_timesteps_per_iteration=1200)
+            config.reporting(min_sample_timesteps_per_iteration=1000)
+        if hasattr(config, "num_epochs"):
+            config.training(num_epochs=1)
     else:
         config.offline_data(input_=[recorded], dataset_num_iters_per_learner=2)
         config.training(train_batch_size_per_learner=128)

@@ -34,7 +34,7 @@ from rlzmq import (
 from rlzmq.config.model_config import Catalog
 from rlzmq.core import names
 from rlzmq.core.errors import ConfigurationError
-from tests.support.runs import ShortEnv
+from tests.support.runs import ShortEnv, small
 
 
 class VPGConfig(AlgorithmConfig):
@@ -132,9 +132,7 @@ def test_callbacks_keep_numbers_in_the_algorithms_counters_and_checkpoints_hold_
             algorithm._counters["task"] += 1
             algorithm._counters["changes"] += 1
 
-    config = (
-        PPOConfig().environment("CartPole-v1").training(train_batch_size_per_learner=40, minibatch_size=40)
-    )
+    config = small()
     with config.copy().callbacks(NextTask).build() as algo:
         algo.train()
         path = algo.save_to_path(tmp_path / "checkpoint")
@@ -195,12 +193,7 @@ class OnlySecondAction(ShortEnv):
 
 
 def test_a_module_may_rewrite_its_train_batch_in_compute_values() -> None:
-    config = (
-        PPOConfig()
-        .environment(OnlySecondAction)
-        .rl_module(rl_module_spec=RLModuleSpec(module_class=MasksActions))
-        .training(train_batch_size_per_learner=50, minibatch_size=25, num_epochs=1)
-    )
+    config = small(env=OnlySecondAction, rl_module_spec=RLModuleSpec(module_class=MasksActions))
     with config.build() as algo:
         assert algo.train()["env_runners"]["episode_return_mean"] == 5.0
 

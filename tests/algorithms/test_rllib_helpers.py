@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import gymnasium as gym
 import numpy as np
@@ -74,11 +73,3 @@ def test_what_rllibs_scripts_call_on_an_algorithm() -> None:
         encoder = algo.get_module().encoder
         assert encoder.actor_encoder is not encoder.critic_encoder
         assert type(algo).default_resource_request(config) == {"cpu": 1.0}
-
-
-def test_a_custom_evaluations_results_stand_where_rllib_has_them() -> None:
-    def evaluate(algorithm: Any, eval_env_runner_group: Any) -> Any:
-        return {"env_runners": {"episode_return_mean": 1.5}}, 10, 10
-
-    with small().evaluation(evaluation_interval=1, custom_evaluation_function=evaluate).build() as algo:
-        assert algo.train()["evaluation"]["env_runners"] == {"episode_return_mean": 1.5}

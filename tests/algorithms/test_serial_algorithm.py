@@ -15,28 +15,16 @@ from rlzmq import (
     Algorithm,
     CheckpointError,
     ClosedError,
-    PPOConfig,
     register_env,
 )
 from rlzmq.algorithms.checkpoints import read_algorithm, write_algorithm
+from tests.support.runs import assert_accounted, weights_of
 from tests.support.runs import small as small_run
-from tests.support.runs import weights_of
 
 
 def small(seed: int = 1, env: Any = "CartPole-v1") -> Any:
     sizes = {"num_envs_per_env_runner": 4, "train_batch_size_per_learner": 200, "minibatch_size": 50}
     return small_run(env=env, seed=seed, num_epochs=2, lr=1e-3, **sizes)
-
-
-def test_one_seed_gives_identical_weights_twice_and_another_does_not() -> None:
-    finals = []
-    for seed in (3, 3, 4):
-        with small(seed).build() as algo:
-            for _ in range(3):
-                algo.train()
-            finals.append(weights_of(algo))
-    np.testing.assert_equal(finals[0], finals[1])
-    assert any((finals[0][name] != finals[2][name]).any() for name in finals[0])
 
 
 def test_training_inside_a_running_event_loop() -> None:
@@ -64,19 +52,12 @@ def test_a_checkpoint_brings_back_weights_optimizer_and_counters(tmp_path: Path)
         for _ in range(2):
             algo.train()
         path = algo.save_to_path(tmp_path / "c")
-        saved, state = weights_of(algo), algo.get_state()
+        saved = weights_of(algo)
     with PPO.from_checkpoint(path) as restored:
         np.testing.assert_equal(weights_of(restored), saved)
         assert restored.iteration == 2
         assert restored.config.lr == 1e-3
-        again = restored.get_state()
-        assert again["learner_group"]["learner"].keys() == state["learner_group"]["learner"].keys()
-        result = restored.train()
-        assert result["training_iteration"] == 3
-        assert result["num_env_steps_sampled_lifetime"] > 400
-        assert result["learners"]["default_policy"]["weights_seq_no"] == 3
-        account = result["accounting"]
-        assert account["trained"] >= 600
+        assert restored.train()["training_iteration"] == 3
     with Algorithm.from_checkpoint(path) as generic:
         assert isinstance(generic, PPO)
     with small(seed=9).build() as other:
@@ -169,15 +150,6 @@ def test_evaluation_counts_apart_and_is_greedy_by_request() -> None:
         assert one["lengths"] == one["hist_stats"]["episode_len"]
 
 
-def test_evaluation_takes_a_whole_config() -> None:
-    own = PPOConfig().environment("CartPole-v1").env_runners(explore=False)
-    config = small().evaluation(evaluation_interval=1, evaluation_duration=2, evaluation_config=own)
-    with config.build() as algo:
-        assert algo.train()["evaluation"]["env_runners"]["num_episodes"] == 2
-        assert algo.eval_env_runner_group.local_env_runner.config.explore is False
-        assert algo.config.evaluation_config.is_frozen
-
-
 def test_a_custom_training_step_in_five_lines() -> None:
     class Mine(PPO):
         def training_step(self) -> None:
@@ -193,15 +165,9 @@ def test_a_custom_training_step_in_five_lines() -> None:
         assert result["env_runners"]["ends"] == result["env_runners"]["num_episodes"] > 0
         assert result["learners"]["default_policy"]["weights_seq_no"] == 1
         assert any((before[name] != after).any() for name, after in weights_of(algo).items())
-        runner = algo.env_runner
-        np.testing.assert_array_equal(
-            next(iter(runner.module.get_state(inference_only=True).values())),
-            weights_of(algo)[next(iter(runner.module.get_state(inference_only=True)))],
-        )
-        account = result["accounting"]
-        assert (
-            account["sampled"] == account["trained"] + sum(account["dropped"].values()) + account["pending"]
-        )
+        on_runner = algo.env_runner.module.get_state(inference_only=True)
+        np.testing.assert_equal(on_runner, {name: weights_of(algo)[name] for name in on_runner})
+        assert_accounted(result)
 
 
 def test_a_training_step_must_return_none() -> None:

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from rlzmq import Columns, ConfigurationError, TQCConfig, UnsupportedSpaceError
+from rlzmq import Columns, ConfigurationError, TQCConfig
 from rlzmq.algorithms.tqc.tqc_learner import quantile_critic_loss, quantile_targets
 
 STATES = gym.spaces.Box(-1.0, 1.0, (2,), np.float32)
@@ -93,9 +93,3 @@ def test_a_learners_update_uses_all_quantiles() -> None:
 def test_what_tqc_cannot_use() -> None:
     with pytest.raises(ConfigurationError, match="Set at most 4"):
         config(n_quantiles=5, top_quantiles_to_drop_per_net=5).validate()
-    with pytest.raises(
-        UnsupportedSpaceError, match="TQC needs a Box of floats as action space, got Discrete"
-    ):
-        config(gym.spaces.Discrete(2)).build_learner()
-    with pytest.raises(UnsupportedSpaceError, match="needs a Box of floats"):
-        config(gym.spaces.Box(0, 5, (2,), np.int64)).build_learner()

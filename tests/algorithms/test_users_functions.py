@@ -70,11 +70,6 @@ MADE: dict[str, tuple[Any, str, str]] = {
         "config.policy_mapping_fn: expected a function of (agent_id, episode, **kwargs), got of_one(",
         "too many positional arguments",
     ),
-    "mapping with a third argument": (
-        lambda: small(policy_mapping_fn=lambda agent_id, episode, worker: "p0").build(),
-        "config.policy_mapping_fn: expected a function of (agent_id, episode, **kwargs), got <lambda>",
-        "missing a required argument: 'worker'",
-    ),
     "policies_to_train": (
         lambda: small(
             policy_mapping_fn=lambda agent_id, *_, **__: "p0", policies_to_train=lambda module_id: True
@@ -131,11 +126,6 @@ MADE: dict[str, tuple[Any, str, str]] = {
         "Tuner(trainable): expected a function of (config, **kwargs), got ",
         "too many positional arguments",
     ),
-    "new mapping": (
-        lambda: NewRules(mapping_fn=of_one),
-        "new_agent_to_module_mapping_fn: expected a function of (agent_id, episode, **kwargs), got of_one(",
-        "too many positional arguments",
-    ),
     "new rule of what is trained": (
         lambda: NewRules(to_train=of_one),
         "new_should_module_be_updated: expected a function of (module_id, batch, **kwargs), got of_one(",
@@ -168,9 +158,7 @@ def test_an_evaluation_function_that_returns_something_else_is_told_what_to_retu
     config = small().evaluation(custom_evaluation_function=lambda algorithm, group: {"score": 1})
     with (
         config.build() as algo,
-        pytest.raises(
-            ConfigurationError, match=r"expected it to return \(results, env_steps, agent_steps\), got"
-        ),
+        pytest.raises(ConfigurationError, match=r"\(results, env_steps, agent_steps\)"),
     ):
         algo.evaluate()
 

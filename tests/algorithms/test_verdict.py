@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from typing import Any
 
 import pytest
@@ -11,46 +12,35 @@ from rlzmq.runners.episode_metrics import EpisodeMetrics
 
 
 def result(
-    *,
-    env: float = 0.0,
-    inference: float = 0.0,
-    connectors: float = 0.0,
-    other: float = 0.0,
-    deliver: float = 0.0,
-    connector: float = 0.0,
-    forward: float = 0.0,
-    backward: float = 0.0,
-    reduce: float = 0.0,
-    driver: float = 0.0,
-    transport: float = 0.0,
-    speed: dict[str, Any] | None = None,
-    is_serial: bool = False,
+    *, speed: dict[str, Any] | None = None, is_serial: bool = False, **seconds: float
 ) -> dict[str, Any]:
     """A result of updates in which these took so many seconds, one after the other."""
-    sample = env + inference + connectors + other
-    learn = connector + forward + backward + reduce
-    cycle = sample + learn + driver + transport
+    took = defaultdict(float, seconds)
+    steps = took["env"] + took["inference"] + took["connectors"]
+    sample = steps + took["other"]
+    learn = took["connector"] + took["forward"] + took["backward"] + took["reduce"]
+    cycle = sample + learn + took["driver"] + took["transport"]
     runners = {
         "sample": sample,
         "time_between_sampling": cycle - sample,
         "num_vector_steps_per_sample": 10.0,
-        "env_step_timer": env / 10,
-        "rlmodule_inference_timer": inference / 10,
-        "env_to_module_connector": {"connector_pipeline_timer": connectors / 20},
-        "module_to_env_connector": {"connector_pipeline_timer": connectors / 20},
-        "vector_steps_timer": env + inference + connectors,
-        "fragment_delivery_timer": deliver,
+        "env_step_timer": took["env"] / 10,
+        "rlmodule_inference_timer": took["inference"] / 10,
+        "env_to_module_connector": {"connector_pipeline_timer": took["connectors"] / 20},
+        "module_to_env_connector": {"connector_pipeline_timer": took["connectors"] / 20},
+        "vector_steps_timer": steps,
+        "fragment_delivery_timer": 0.0,
     }
     timers = {
-        "env_runner_sampling_timer": sample + transport,
+        "env_runner_sampling_timer": sample + took["transport"],
         "learner_update_timer": learn,
         "synch_weights" if is_serial else "update": 0.0,
         "learner_thread_update_timer": learn,
         "learner_thread_in_queue_wait_timer": cycle - learn,
-        "learner_connector_timer": connector,
-        "learner_forward_timer": forward,
-        "learner_backward_timer": backward,
-        "learner_reduce_timer": reduce,
+        "learner_connector_timer": took["connector"],
+        "learner_forward_timer": took["forward"],
+        "learner_backward_timer": took["backward"],
+        "learner_reduce_timer": took["reduce"],
     }
     if speed is not None:
         runners["runner_speed"] = speed
@@ -134,12 +124,6 @@ def test_waiting_for_a_slow_runner_counts_even_among_many() -> None:
     assert "Env runner 3 samples 10 env steps/s, the median is 100" in verdict["advice"]
 
 
-def test_one_runner_has_no_speed_to_compare_with() -> None:
-    metrics = EpisodeMetrics()
-    metrics.add_fragment({"worker_index": 1, "num_env_steps": 5, "timers": {"sample": [1, 1.0]}})
-    assert "runner_speed" not in metrics.reduce()
-
-
 def test_nothing_timed_is_no_verdict() -> None:
     assert judge({})["stage"] == judge({"env_runners": {}, "timers": {}})["stage"] == "unknown"
     untimed = result(env=4.0, forward=1.0)
@@ -148,31 +132,11 @@ def test_nothing_timed_is_no_verdict() -> None:
 
 
 @pytest.mark.parametrize("number", [-1.0, 0.0, 1e300, float("nan"), float("inf")])
-@pytest.mark.parametrize(
-    "name",
-    [
-        "sample",
-        "time_between_sampling",
-        "env_step_timer",
-        "num_vector_steps_per_sample",
-        "vector_steps_timer",
-    ],
-)
-def test_absurd_numbers_of_an_external_runner_raise_nothing(name: str, number: float) -> None:
-    absurd = result(env=3.0, forward=1.0)
-    absurd["env_runners"][name] = number
-    assert judge(absurd)["advice"]
-    speed = {
-        "min": number,
-        "median": number,
-        "mean": number,
-        "slowest": 3,
-        "busy_mean": number,
-        "busy_max": number,
-    }
+def test_absurd_numbers_of_an_external_runner_raise_nothing(number: float) -> None:
+    for name in result(env=3.0, forward=1.0)["env_runners"]:
+        absurd = result(env=3.0, forward=1.0)
+        if not name.endswith("_connector"):
+            absurd["env_runners"][name] = number
+        assert judge(absurd)["advice"]
+    speed = dict.fromkeys(("min", "median", "mean", "slowest", "busy_mean", "busy_max"), number)
     assert judge(result(env=3.0, forward=1.0, speed=speed))["advice"]
-
-
-def test_a_result_that_holds_its_verdict_is_judged_by_it() -> None:
-    verdict = judge(result(env=3.0, forward=1.0))
-    assert judge({"bottleneck": verdict}) == verdict

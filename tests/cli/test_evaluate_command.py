@@ -16,6 +16,7 @@ import rlzmq
 from rlzmq import PPOConfig, evaluate_checkpoint
 from rlzmq.cli.main import main
 from rlzmq.core.score_statistics import bootstrap_interval, interquartile_mean
+from tests.support.runs import small
 
 
 class Strip(gym.Env[Any, Any]):
@@ -61,13 +62,7 @@ def registered() -> Iterator[None]:
 
 
 def checkpoint_of(env: str, path: Path, **env_config: Any) -> Path:
-    config = (
-        PPOConfig()
-        .environment(env, env_config=env_config)
-        .env_runners(num_env_runners=0, num_envs_per_env_runner=4)
-        .training(train_batch_size=32, minibatch_size=32, num_epochs=1)
-        .debugging(seed=3)
-    )
+    config = small(env=env, env_config=env_config, num_envs_per_env_runner=4, seed=3)
     with config.build() as algo:
         return Path(algo.save_to_path(path))
 
@@ -125,13 +120,9 @@ def test_the_video_has_a_picture_of_every_observation_of_its_episodes(
 
 def test_multi_agent_runs_have_the_agents_means_and_a_video(tmp_path: Path) -> None:
     pytest.importorskip("imageio")
-    env = rlzmq.make_multi_agent(Strip)
-    config = (
-        PPOConfig()
-        .environment(env, env_config={"num_agents": 2})
-        .multi_agent(policies={"p"}, policy_mapping_fn=lambda agent_id, episode: "p")
-        .env_runners(num_env_runners=0)
-        .training(train_batch_size=32, minibatch_size=32, num_epochs=1)
+    agents = {"policies": {"p"}, "policy_mapping_fn": lambda agent_id, episode: "p"}
+    config = small(
+        env=rlzmq.make_multi_agent(Strip), env_config={"num_agents": 2}, num_envs_per_env_runner=1, **agents
     )
     with config.build() as algo:
         path = algo.save_to_path(tmp_path / "checkpoint")

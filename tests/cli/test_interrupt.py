@@ -101,6 +101,7 @@ def test_the_orderly_end_itself_is_not_interrupted(clock: Clock, interrupt: Inte
             signal.raise_signal(signal.SIGINT)
 
 
+WORDS, WAITS = "resume it so", "with i.shielded(0.05): time.sleep(60)"
 STARTED = "i.ends_at_once = False; i.last_words = 'resume it so' + chr(10)"
 
 
@@ -108,21 +109,15 @@ STARTED = "i.ends_at_once = False; i.last_words = 'resume it so' + chr(10)"
     ("when", "code", "words"),
     [
         ("", 75, "interrupted before it began"),
-        (
-            f"{STARTED}; os.kill(os.getpid(), 15)\n    with i.shielded(0.05): time.sleep(60)",
-            75,
-            "resume it so",
-        ),
-        (
-            f"{STARTED}; os.kill(os.getpid(), 2)\n    with i.shielded(0.05): time.sleep(60)",
-            130,
-            "resume it so",
-        ),
+        *[
+            (f"{STARTED}; os.kill(os.getpid(), {signal})\n    {WAITS}", code, WORDS)
+            for signal, code in ((15, 75), (2, 130))
+        ],
         (
             f"{STARTED}; os.kill(os.getpid(), 15)\n    now = time.monotonic\n"
             "    time.monotonic = lambda: now() + 11\n    with i.shielded(): os.kill(os.getpid(), 2)",
             75,
-            "resume it so",
+            WORDS,
         ),
     ],
 )

@@ -29,7 +29,7 @@ from rlzmq import (
 )
 from rlzmq.cli.main import EXIT_CONFIG, main
 from rlzmq.deploy.export import ExportError, FlatPolicyGraph, PolicyGraph, check_against, export_policy
-from rlzmq.envs.examples import MultiAgentCartPole
+from tests.support.runs import small, two_agents
 
 BOX = gym.spaces.Box(-np.inf, np.inf, (3,), np.float32)
 WIDE = gym.spaces.Box(-1e38, 1e38, (2, 3), np.float64)
@@ -230,13 +230,7 @@ def test_an_onnx_file_is_run_by_numpy_and_onnxruntime_alone(tmp_path: Path) -> N
 def test_the_command_writes_a_file_and_prints_the_difference(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    config = (
-        PPOConfig()
-        .environment("Pendulum-v1")
-        .env_runners(num_env_runners=0, env_to_module_connector=MeanStdFilter)
-        .rl_module(model_config={"fcnet_hiddens": [8]})
-        .debugging(seed=3)
-    )
+    config = small(env="Pendulum-v1", env_to_module_connector=MeanStdFilter, seed=3)
     with config.build() as algorithm:
         algorithm.save_to_path(tmp_path / "checkpoint")
     monkeypatch.chdir(tmp_path)
@@ -316,20 +310,12 @@ def test_choices_that_differ_are_counted_and_ties_are_told_apart() -> None:
 
 
 def test_one_module_of_a_multi_agent_policy(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    config = (
-        PPOConfig()
-        .environment(MultiAgentCartPole, env_config={"num_agents": 2})
-        .multi_agent(policies={"a", "b"}, policy_mapping_fn=lambda agent_id, *_, **__: "ab"[agent_id])
-        .env_runners(num_env_runners=0, env_to_module_connector=lambda: MeanStdFilter(multi_agent=True))
-        .training(train_batch_size_per_learner=60, minibatch_size=30, num_epochs=1)
-        .rl_module(model_config={"fcnet_hiddens": [8]})
-        .debugging(seed=3)
-    )
+    config = two_agents(env_to_module_connector=lambda: MeanStdFilter(multi_agent=True), seed=3)
     with config.build() as algorithm:
         algorithm.train()
-        policies = {name: algorithm.get_policy(module_id=name) for name in "ab"}
+        policies = {name: algorithm.get_policy(module_id=name) for name in ("p0", "p1")}
         both = algorithm.get_policy()
-    with pytest.raises(ConfigurationError, match=r"plays several agents.*\['a', 'b'\].*--module"):
+    with pytest.raises(ConfigurationError, match=r"plays several agents.*\['p0', 'p1'\].*--module"):
         PolicyGraph(both)
     for policy in policies.values():
         graph = FlatPolicyGraph(PolicyGraph(policy))

@@ -21,8 +21,8 @@ from rlzmq import (
     SingleAgentObservationPreprocessor,
 )
 from rlzmq.deploy.export import export_policy
-from rlzmq.envs.examples import MultiAgentCartPole
 from tests.deploy.serving import Http, cartpole, write_checkpoint
+from tests.support.runs import two_agents
 
 
 class WithPast(SingleAgentObservationPreprocessor):
@@ -103,12 +103,11 @@ def test_an_episode_of_a_server_is_an_episode_of_the_policy(tmp_path: Path) -> N
 
 
 def test_agents_of_a_multi_agent_policy(tmp_path: Path) -> None:
-    config = PPOConfig().environment(MultiAgentCartPole, env_config={"num_agents": 2}).debugging(seed=3)
-    config.multi_agent(policies={"p"}, policy_mapping_fn=lambda agent_id, episode, **_: "p")
-    config.rl_module(model_config={"fcnet_hiddens": [16]})
-    config.env_runners(env_to_module_connector=lambda: WithPast())
+    config = two_agents(
+        model_config={"fcnet_hiddens": [16]}, env_to_module_connector=lambda: WithPast(), seed=3
+    )
     path = write_checkpoint(config, tmp_path / "000001")
-    player = Policy.load(path, config=config, module_id="p", agent_id=1)
+    player = Policy.load(path, config=config, module_id="p1", agent_id=1)
     rng = np.random.default_rng(1)
     with (
         PolicyServer(path, config=config, http="127.0.0.1:0") as server,

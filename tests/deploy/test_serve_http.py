@@ -24,9 +24,8 @@ from rlzmq import (
     PPOConfig,
     PrevActionsPrevRewards,
 )
-from rlzmq.envs.examples import MultiAgentCartPole
 from tests.deploy.serving import Http, cartpole, write_checkpoint
-from tests.support.runs import ShortEnv
+from tests.support.runs import ShortEnv, two_agents
 
 OBS = [0.1, -0.2, 0.03, 0.4]
 
@@ -146,9 +145,7 @@ def test_what_a_policy_remembers_travels_with_the_requests(tmp_path: Path) -> No
 
 
 def test_several_modules_are_chosen_by_module_or_agent(tmp_path: Path) -> None:
-    config = PPOConfig().environment(MultiAgentCartPole, env_config={"num_agents": 2}).debugging(seed=3)
-    config.multi_agent(policies={"p0", "p1"}, policy_mapping_fn=lambda agent_id, episode, **_: f"p{agent_id}")
-    config.rl_module(model_config={"fcnet_hiddens": [16]})
+    config = two_agents(model_config={"fcnet_hiddens": [16]}, seed=3)
     path = write_checkpoint(config, tmp_path / "two")
     observations = np.random.default_rng(0).normal(size=(200, 4)).astype(np.float32)
     expected = [
@@ -211,10 +208,7 @@ def test_nested_observations_and_actions_are_objects_and_lists(nested: PolicySer
         ({"parts": [[0.5, [1]], [1, 2]]}, "obs.parts.0: expected numbers, got lists of different lengths"),
         ({"parts": [[0.5, 1], [1, 3]]}, "obs.parts.1: a value is outside of MultiDiscrete([2 3])"),
         ({"image": [[0, 256], [3, 4]]}, "obs.image: expected numbers from 0 to 255 (dtype uint8)"),
-        (
-            {"more": 1},
-            "obs: expected an object with the keys ['image', 'keys', 'parts', 'place'], got the keys",
-        ),
+        ({"more": 1}, "obs: expected an object with the keys ['image', 'keys', 'parts', 'place']"),
     ],
 )
 def test_an_observation_outside_of_its_space_is_named(
@@ -244,10 +238,7 @@ def test_an_observation_outside_of_its_space_is_named(
         (b'{"obs": ' + b"[" * 100_000 + b"]" * 100_000 + b"}", "the JSON is nested too deep"),
         (b'{"obs": [1,2,3]}', "obs: expected shape (4,), got (3,); the space is Box("),
         (b'{"observations": []}', "observations: expected a list of at least one observation"),
-        (
-            b'{"observations": [[1,2,3,4],[1,2,3]]}',
-            "observations: expected numbers, got lists of different lengths",
-        ),
+        (b'{"observations": [[1,2,3,4],[1,2,3]]}', "observations: expected numbers"),
     ],
 )
 def test_a_malformed_request_is_answered_with_what_is_expected(
@@ -397,9 +388,7 @@ def test_what_cannot_be_served_is_said_at_the_start(tmp_path: Path, checkpoint: 
     with pytest.raises(CheckpointError, match="holds no checkpoint"):
         serve(tmp_path)
     path = write_checkpoint(cartpole(), tmp_path / "000001")
-    with pytest.raises(
-        ConfigurationError, match=r"refusing to serve HTTP on 192.0.2.1:80: anyone who can read the traffic"
-    ):
+    with pytest.raises(ConfigurationError, match=r"refusing to serve HTTP on 192\.0\.2\.1:80"):
         PolicyServer(path, http="192.0.2.1:80")
     with pytest.raises(ConfigurationError, match=r"cannot listen on 192.0.2.1:80"):
         PolicyServer(path, http="192.0.2.1:80", insecure=True)

@@ -66,11 +66,6 @@ def test_each_parameter_counts_the_steps_that_it_took_whatever_replaced_its_stat
     assert step_of(0, 1) == [5, 6, 3]
 
 
-def test_a_closure_is_refused() -> None:
-    with pytest.raises(ValueError, match="no closure"):
-        LeanAdam([nn.Parameter(torch.ones(1))]).step(lambda: 0)
-
-
 def test_a_learners_update_and_state_do_not_import_torchs_compiler() -> None:
     code = (
         "import sys\n"

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import signal
-import time
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +13,7 @@ from rlzmq.core.errors import PeerLostError
 from rlzmq.core.process import loopback_interface
 from rlzmq.learners.distributed import DesynchronizedError, RankGroup
 from rlzmq.learners.snapshot import parameter_hash
-from tests.learners.ranks import DiedError, form_group, run_ranks
+from tests.learners.ranks import form_group, run_ranks
 
 
 def collectives_main(rank: int, world_size: int, path: Path) -> dict[str, Any]:
@@ -52,21 +49,6 @@ def test_ranks_exchange_numbers_and_bytes_at_the_same_step_only(tmp_path: Path) 
         }
 
 
-def death_main(rank: int, world_size: int, path: Path) -> dict[str, Any]:
-    group = form_group(path, rank, world_size)
-    if rank == 1:
-        os.kill(os.getpid(), signal.SIGKILL)
-    start = time.perf_counter()
-    with pytest.raises(PeerLostError, match="learner rank 0 of 2, generation 0: gathering") as caught:
-        group.gather([1])
-    seconds = time.perf_counter() - start
-    group.close()
-    alone = form_group(path, 0, 1, generation=1)
-    verdict = alone.gather([1]).tolist()
-    alone.close()
-    return {"seconds": seconds, "verdict": verdict, "cause": type(caught.value.__cause__).__name__}
-
-
 def past_main(rank: int, world_size: int, path: Path) -> list[list[int]]:
     if rank == 0:  # it has been through three attempts that failed in three ways, the others through none
         store = dist.FileStore(str(path / "nobody"), world_size)
@@ -92,14 +74,6 @@ def past_main(rank: int, world_size: int, path: Path) -> list[list[int]]:
 
 def test_ranks_come_together_whatever_their_former_attempts_were(tmp_path: Path) -> None:
     assert run_ranks(past_main, 2, tmp_path) == [[[0], [1]]] * 2
-
-
-@pytest.mark.alone
-def test_a_killed_peer_is_noticed_at_once_and_the_survivor_goes_on_alone(tmp_path: Path) -> None:
-    survivor, dead = run_ranks(death_main, 2, tmp_path, may_die=True)
-    assert isinstance(dead, DiedError)
-    assert survivor["seconds"] < 5.0
-    assert survivor["verdict"] == [[1]]
 
 
 def test_a_missing_peer_is_reported_after_the_timeout(tmp_path: Path) -> None:

@@ -15,7 +15,6 @@ from torch import Tensor
 
 from rlzmq import IMPALAConfig, PPOConfig
 from rlzmq.core.names import ALL_MODULES
-from rlzmq.core.plain import from_plain, to_plain
 from rlzmq.episodes.columns import Columns
 from rlzmq.episodes.single_agent_episode import SingleAgentEpisode
 from rlzmq.learners import ranks
@@ -42,70 +41,43 @@ def weights(learner: Learner, module_id: str = "default_policy") -> np.ndarray:
     return np.concatenate([value.ravel() for value in state.values()])
 
 
-class RecordingLearner(SquareLearner):
-    def __init__(self, **kwargs: Any) -> None:
-        self.calls: list[str] = []
-        super().__init__(**kwargs)
-
-    def before_gradient_based_update(self, **kwargs: Any) -> None:
-        self.calls.append("before")
-        self.timesteps = kwargs["timesteps"]
-        super().before_gradient_based_update(**kwargs)
-
-    def should_module_be_updated(self, module_id: str, multi_agent_batch: Any = None) -> bool:
-        self.calls.append(f"should {module_id}")
-        return super().should_module_be_updated(module_id, multi_agent_batch)
-
-    def forward_train(self, batch: Any) -> Any:
-        self.calls.append("forward")
-        return super().forward_train(batch)
-
-    def compute_losses(self, **kwargs: Any) -> Any:
-        self.calls.append("losses")
-        return super().compute_losses(**kwargs)
-
-    def compute_loss_for_module(self, *, module_id: str, **kwargs: Any) -> Tensor:
-        self.calls.append(f"loss {module_id}")
-        return super().compute_loss_for_module(module_id=module_id, **kwargs)
-
-    def compute_gradients(self, loss_per_module: Any) -> Any:
-        self.calls.append("gradients")
-        return super().compute_gradients(loss_per_module)
-
-    def postprocess_gradients(self, gradients_dict: Any) -> Any:
-        self.calls.append("postprocess")
-        return super().postprocess_gradients(gradients_dict)
-
-    def postprocess_gradients_for_module(self, *, module_id: str, **kwargs: Any) -> Any:
-        self.calls.append(f"postprocess {module_id}")
-        return super().postprocess_gradients_for_module(module_id=module_id, **kwargs)
-
-    def apply_gradients(self, gradients_dict: Any) -> None:
-        self.calls.append("apply")
-        super().apply_gradients(gradients_dict)
-
-    def after_gradient_based_update(self, **kwargs: Any) -> None:
-        self.calls.append("after")
-        super().after_gradient_based_update(**kwargs)
+HOOKS = {
+    "before_gradient_based_update": "before",
+    "should_module_be_updated": "should",
+    "forward_train": "forward",
+    "compute_losses": "losses",
+    "compute_loss_for_module": "loss",
+    "compute_gradients": "gradients",
+    "postprocess_gradients": "postprocess",
+    "postprocess_gradients_for_module": "postprocess",
+    "apply_gradients": "apply",
+    "after_gradient_based_update": "after",
+}
 
 
-def test_hooks_are_called_in_order() -> None:
-    learner = square_learner("a", "b", learner_class=RecordingLearner, minibatch_size=4, num_epochs=1)
-    assert isinstance(learner, RecordingLearner)
+def test_hooks_are_called_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    learner = square_learner("a", "b", minibatch_size=4, num_epochs=1)
+    calls: list[str] = []
+    given: dict[str, Any] = {}
+
+    def recorded(hook: str, name: str) -> Any:
+        original = getattr(learner, hook)
+
+        def call(*args: Any, **kwargs: Any) -> Any:
+            module_id = kwargs.get("module_id", args[0] if hook.startswith("should") else "")
+            calls.append(f"{name} {module_id}".strip())
+            given[hook] = kwargs
+            return original(*args, **kwargs)
+
+        return call
+
+    for hook, name in HOOKS.items():
+        monkeypatch.setattr(learner, hook, recorded(hook, name))
     learner.update(batch={"a": rows(8), "b": rows(5)}, timesteps={"num_env_steps_sampled_lifetime": 70})
-    minibatch = [
-        "forward",
-        "losses",
-        "loss a",
-        "loss b",
-        "gradients",
-        "postprocess",
-        "postprocess a",
-        "postprocess b",
-        "apply",
-    ]
-    assert learner.calls == ["before", "should a", "should b", *minibatch, *minibatch, "after"]
-    assert learner.timesteps == {"num_env_steps_sampled_lifetime": 70}
+    losses, gradients = ["forward", "losses", "loss a", "loss b"], ["postprocess a", "postprocess b"]
+    minibatch = [*losses, "gradients", "postprocess", *gradients, "apply"]
+    assert calls == ["before", "should a", "should b", *minibatch, *minibatch, "after"]
+    assert given["before_gradient_based_update"] == {"timesteps": {"num_env_steps_sampled_lifetime": 70}}
 
 
 def test_exactly_one_data_source_is_needed() -> None:
@@ -143,16 +115,6 @@ def test_with_nothing_to_train_an_update_is_counted_and_changes_no_weight(polici
     assert np.array_equal(weights(learner, "a"), before)
 
 
-def test_only_policies_to_train_are_trained() -> None:
-    learner = square_learner("a", "b")
-    learner.policies_to_train = ["b"]
-    before = weights(learner, "a"), weights(learner, "b")
-    results = learner.update(batch={"a": rows(8), "b": rows(5)})
-    assert set(results) == {"b", "__all_modules__"}
-    assert np.array_equal(weights(learner, "a"), before[0])
-    assert not np.array_equal(weights(learner, "b"), before[1])
-
-
 def test_counters_count_env_steps_once_and_gradient_updates_apart() -> None:
     learner = ppo_learner(ppo_config(minibatch_size=8, num_epochs=2))
     for updates in (1, 2):
@@ -169,19 +131,10 @@ def test_counters_count_env_steps_once_and_gradient_updates_apart() -> None:
 
 def test_results_can_be_read_once_after_several_updates() -> None:
     several, single = square_learner(), square_learner()
-    calls: list[int] = []
-
-    def counted() -> Tensor:
-        calls.append(1)
-        return torch.tensor(3.0)
-
     for _ in range(3):
         assert several.update(batch=rows(8), with_results=False) == {}
-        several.log_stats("default_policy", {"mine": counted})
         wanted = single.update(batch=rows(8))["default_policy"]
-    assert not calls
-    assert several.results()["default_policy"] == {**wanted, "mine": 3.0}
-    assert calls == [1]
+    assert several.results()["default_policy"] == wanted
 
 
 def test_an_updates_stages_are_timed() -> None:
@@ -355,28 +308,6 @@ def test_the_learning_rate_follows_its_schedule_over_sampled_env_steps() -> None
     assert rates == pytest.approx([0.075, 0.05, 0.0])
 
 
-def test_a_learner_restored_from_state_goes_on_bit_for_bit() -> None:
-    learner, other = ppo_learner(), ppo_learner(ppo_config(kl_coeff=0.5))
-    for _ in range(2):
-        learner.update(episodes=episode_batch(40, 24))
-    state = from_plain(to_plain(learner.get_state()))  # plain values and arrays only
-    other.set_state(state)
-    assert other.parameter_hash() == learner.parameter_hash()
-    for one in (learner, other):
-        one.update(episodes=episode_batch(30, 34))
-    assert other.parameter_hash() == learner.parameter_hash()
-    assert other.coefficients == learner.coefficients
-    assert other.get_state(["weights_seq_no", "counters"]) == learner.get_state(
-        ["weights_seq_no", "counters"]
-    )
-    optimizer_state = learner.get_state("optimizer")["optimizer"]["default_policy"]["default_optimizer"]
-    assert all(
-        isinstance(value, np.ndarray)
-        for values in optimizer_state["state"].values()
-        for value in values.values()
-    )
-
-
 def test_a_constant_learning_rate_is_the_configured_one_from_the_first_update_after_a_restore() -> None:
     slow, fast = (ppo_learner(ppo_config(lr=lr, minibatch_size=None, num_epochs=1)) for lr in (1e-5, 1e-2))
     slow.update(episodes=episodes(20, 30))
@@ -385,14 +316,9 @@ def test_a_constant_learning_rate_is_the_configured_one_from_the_first_update_af
     again.set_state(slow.get_state())
     moved = []
     for learner in (again, fast):
-        before = np.concatenate(
-            [p.detach().numpy().ravel() for p in learner.module["default_policy"].parameters()]
-        )
+        before = weights(learner)
         learner.update(episodes=episodes(20, 30))
-        after = np.concatenate(
-            [p.detach().numpy().ravel() for p in learner.module["default_policy"].parameters()]
-        )
-        moved.append(float(np.abs(after - before).max()))
+        moved.append(float(np.abs(weights(learner) - before).max()))
     assert moved[1] > 100 * moved[0]
 
 
@@ -412,22 +338,6 @@ def test_optimizer_state_of_another_architecture_is_refused() -> None:
     state = square_learner("a").get_state()
     with pytest.raises(KeyError, match="module 'a' has no optimizer"):
         square_learner("b").set_state({"optimizer": state["optimizer"]})
-
-
-def test_modules_can_be_added_and_removed_between_updates() -> None:
-    learner = square_learner("a")
-    learner.update(batch={"a": rows(8)})
-    learner.add_module(module_id="b", module_spec=linear_spec(), new_should_module_be_updated=["b"])
-    before = weights(learner, "a"), weights(learner, "b")
-    results = learner.update(batch={"a": rows(8), "b": rows(8)})
-    assert set(results) == {"b", "__all_modules__"}
-    assert np.array_equal(weights(learner, "a"), before[0])
-    assert not np.array_equal(weights(learner, "b"), before[1])
-    with pytest.raises(ValueError, match="already has a module 'b'"):
-        learner.add_module(module_id="b", module_spec=linear_spec())
-    learner.remove_module("a")
-    assert set(learner.get_state()["optimizer"]) == {"b"}
-    assert learner.update(batch={"b": rows(8)})["b"]["num_module_steps_trained_lifetime"] == 16
 
 
 def test_batches_are_trained_as_one_and_iterators_batch_by_batch() -> None:
@@ -483,16 +393,8 @@ def test_without_data_there_is_no_update() -> None:
 @pytest.mark.parametrize(
     ("observation", "reward", "refused"),
     [
-        (
-            np.zeros(4),
-            "r",
-            "Episode 'e', column 'rewards': item 0: expected a reward that is one number, got str",
-        ),
-        (
-            np.zeros(4),
-            None,
-            "column 'rewards': item 0: expected a reward that is one number, got NoneType None",
-        ),
+        (np.zeros(4), "r", "Episode 'e', column 'rewards': item 0: .* one number, got str"),
+        (np.zeros(4), None, "column 'rewards': item 0: .* one number, got NoneType"),
         ("o", 1.0, "column 'obs': expected numbers to learn from, got str_"),
         (None, 1.0, "column 'obs': .*NoneType"),
     ],
@@ -507,20 +409,6 @@ def test_learning_asks_for_numbers(as_numpy: bool, observation: Any, reward: Any
         episode.to_numpy()
     with pytest.raises(ValueError, match=refused):
         ppo_learner().update(episodes=[episode])
-
-
-def test_torch_threads_are_those_of_the_config_during_an_update_only() -> None:
-    class ThreadLearner(SquareLearner):
-        def compute_loss_for_module(self, **kwargs: Any) -> Tensor:
-            self.threads = torch.get_num_threads()
-            return super().compute_loss_for_module(**kwargs)
-
-    learner = square_learner(learner_class=ThreadLearner)
-    before = torch.get_num_threads()
-    learner.config.torch_num_threads = before + 1
-    learner.update(batch={"default_policy": rows(8)})
-    assert learner.threads == before + 1  # type: ignore[attr-defined]
-    assert torch.get_num_threads() == before
 
 
 def test_a_run_in_one_process_samples_on_as_many_torch_threads_as_it_trains() -> None:
@@ -569,9 +457,8 @@ def test_convolutions_are_trained_on_all_cores_that_runners_leave(
     assert (used, torch.get_num_threads()) == ([num_threads], before)
 
 
-@pytest.mark.parametrize("num_before", [1, 2])  # 2: torch's own number on a machine with two cores
-def test_a_process_forked_after_an_update_on_several_threads_can_use_torch(num_before: int) -> None:
-    program = f"""
+def test_a_process_forked_after_an_update_on_several_threads_can_use_torch() -> None:
+    program = """
 import os, signal, torch
 from rlzmq.learners.ranks import torch_threads
 
@@ -579,7 +466,7 @@ def multiply():
     matrix = torch.ones(600, 600)
     return matrix @ matrix
 
-torch.set_num_threads({num_before})
+torch.set_num_threads(2)  # torch's own number on a machine with two cores
 with torch_threads(2):
     multiply()
 pid = os.fork()
@@ -630,13 +517,3 @@ def test_an_optimizer_of_all_modules_steps_with_every_minibatch() -> None:
     learner.update(batch=rows(8))
     assert learner.temperature.item() == pytest.approx(0.7)  # type: ignore[attr-defined]
     assert learner.get_optimizer(ALL_MODULES) is not None
-
-
-def test_what_a_subclass_logs_is_in_the_results() -> None:
-    class LoggingLearner(SquareLearner):
-        def after_gradient_based_update(self, **kwargs: Any) -> None:
-            super().after_gradient_based_update(**kwargs)
-            self.metrics.log_value(("default_policy", "mine"), 3.0)
-
-    learner = square_learner(learner_class=LoggingLearner)
-    assert learner.update(batch=rows(8))["default_policy"]["mine"] == 3.0

@@ -28,34 +28,20 @@ def learner_with(make: Callable[[Tensor], Any]) -> Learner:
     return square_learner(learner_class=type("GivenLoss", (GivenLoss,), {"make": staticmethod(make)}))
 
 
-RETURNED = (
-    "GivenLoss.compute_loss_for_module() of module 'default_policy': expected one number as a tensor, got "
-)
-
-
 @pytest.mark.parametrize(
     ("make", "text"),
     [
-        (lambda x: None, RETURNED + "None. Does it end with `return loss`?"),
-        (lambda x: x.mean(-1), RETURNED + "a tensor of shape (32,). Take its mean: loss.mean()."),
-        (
-            lambda x: x.mean().item(),
-            RETURNED
-            + "a float. Keep it a tensor, without float(), .item() or .numpy(): gradients flow through it.",
-        ),
-        (
-            lambda x: x.mean().detach(),
-            "The loss of 'default_policy' depends on no trainable parameter: was it computed under torch.no_grad(), "
-            "from detached tensors, or from the batch alone?",
-        ),
+        (lambda x: None, "got None. Does it end with `return loss`"),
+        (lambda x: x.mean(-1), r"got a tensor of shape \(32,\). Take its mean"),
+        (lambda x: x.mean().item(), "got a float. Keep it a tensor"),
+        (lambda x: x.mean().detach(), "depends on no trainable parameter"),
     ],
 )
 def test_a_loss_that_is_none_says_what_it_is(make: Callable[[Tensor], Any], text: str) -> None:
     learner = learner_with(make)
     before = learner.module.get_state()["default_policy"]
-    with pytest.raises(ConfigurationError) as caught:
+    with pytest.raises(ConfigurationError, match=f"default_policy.*{text}"):
         learner.update(batch=BATCH)
-    assert str(caught.value) == text
     assert learner.weights_seq_no == 0
     after = learner.module.get_state()["default_policy"]
     assert all((before[name] == value).all() for name, value in after.items())

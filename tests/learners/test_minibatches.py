@@ -23,13 +23,6 @@ def iterate(batch: Any, **kwargs: Any) -> list[dict[str, Any]]:
     return [minibatch for _, minibatch in iterator.take(iterator.num_of_modules)]
 
 
-def test_without_a_minibatch_size_each_epoch_is_the_whole_batch_untouched() -> None:
-    batch = batch_of(p=6)
-    minibatches = iterate(batch, minibatch_size=None, num_epochs=3)
-    assert len(minibatches) == 3
-    assert all(minibatch["p"]["obs"] is batch["p"]["obs"] for minibatch in minibatches)
-
-
 def test_unshuffled_rows_come_in_their_order_and_wrap_around() -> None:
     minibatches = iterate(batch_of(p=5), minibatch_size=3, shuffle=False, num_epochs=2)
     rows = [minibatch["p"]["obs"].tolist() for minibatch in minibatches]
@@ -100,11 +93,6 @@ def test_a_number_of_minibatches_agreed_elsewhere_wins() -> None:
 def test_columns_of_different_length_are_refused_by_name() -> None:
     with pytest.raises(ValueError, match=r"'rewards'.*expected 4 rows.*\(3,\)"):
         iterate({"p": {"obs": torch.zeros(4), "rewards": torch.zeros(3)}})
-
-
-def test_wrong_numbers_are_refused() -> None:
-    with pytest.raises(ValueError, match="num_epochs"):
-        iterate(batch_of(p=3), num_epochs=0)
 
 
 @settings(max_examples=60, deadline=None)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from typing import Any
 
 import gymnasium as gym
@@ -168,23 +167,3 @@ def test_the_fused_path_equals_the_per_episode_path() -> None:
     assert_identical(built(learner, batch, fused=True), generic)
     parts = [EpisodeBatch.from_episodes(given[:1]), EpisodeBatch.from_episodes(given[1:])]
     assert_identical(built(learner, parts, fused=True), generic)
-
-
-def test_a_modules_minibatches_are_full_and_as_many_as_its_rows_need() -> None:
-    learner = multi_agent_learner(minibatch_size=8, num_epochs=1)
-    sizes: list[dict[str, int]] = []
-    original = learner.forward_train
-
-    def spy(batch: Any) -> Any:
-        sizes.append({module_id: len(columns[Columns.OBS]) for module_id, columns in batch.items()})
-        return original(batch)
-
-    learner.forward_train = spy  # type: ignore[method-assign]
-    results = learner.update(episodes=multi_agent_episodes())
-    due = {m: -(-results[m]["num_module_steps_trained"] // 8) for m in ("first", "second")}
-    assert due["first"] > due["second"]
-    assert Counter(m for minibatch in sizes for m in minibatch) == due
-    assert {size for minibatch in sizes for size in minibatch.values()} == {8}
-    for module_id, num in due.items():
-        optimizer: Any = learner.get_optimizer(module_id)
-        assert {int(state["step"]) for state in optimizer.state.values()} == {num}

@@ -18,7 +18,6 @@ from rlzmq import (
     MultiAgentEpisode,
     MultiRLModuleSpec,
     RLModuleSpec,
-    SACConfig,
     SingleAgentEpisode,
 )
 from rlzmq.algorithms.dqn.dqn_module import DefaultDQNModule
@@ -166,22 +165,13 @@ def test_sequences_have_the_priorities_of_r2d2() -> None:
     learner.compute_loss_for_module(**options)
     del learner.note_td_errors
     learner.compute_loss_for_module(**options)
-    keys, priorities = learner._td_errors["default_policy"]
+    _, priorities = learner._td_errors["default_policy"]
     errors, first = noted["errors"].abs().numpy(), 0
     for c, mask in enumerate(columns[Columns.LOSS_MASK].numpy()):
         mine = errors[first : first + mask.sum()]
         first += mask.sum()
         assert abs(float(priorities[c]) - (0.9 * mine.max() + 0.1 * mine.mean())) < 1e-6
     assert first == len(errors)
-    stored = learner.source.buffer
-    (again,) = learner.source.batches(1, np.random.default_rng(5))
-    learner.source.update_priorities("default_policy", priorities.numpy(), keys.numpy())
-    (again,) = learner.source.batches(1, np.random.default_rng(5))
-    firsts = again.start
-    weights, keys_again = again.columns["weights"][firsts], again.columns["priority_key"][firsts]
-    slots = keys_again & 0xFFFFFFFF
-    of_slots = stored._tree.get(slots)
-    np.testing.assert_allclose(weights, of_slots.min() / of_slots, rtol=1e-6)
 
 
 @pytest.mark.parametrize("burn_in_len", [0, 2])
@@ -301,25 +291,17 @@ def test_both_paths_give_the_same_sequences() -> None:
     [
         (
             config(replay_buffer_config={"type": OnlyTransitions}),
-            r"\['type'\]='OnlyTransitions'.*Use 'EpisodeReplayBuffer' or",
+            "'OnlyTransitions'.*Use 'EpisodeReplayBuffer'",
         ),
         (config(burn_in_len=LONGEST - 1), r"burn_in_len=5: .* max_seq_len=6, .* at most max_seq_len - 2"),
         (config(burn_in_len=0, model={"max_seq_len": 1}), "max_seq_len=1"),
-        (
-            config(burn_in_len=0, model={"max_seq_len": 251}),
-            r"'capacity'\]=1000: .* max_seq_len=251, .* Raise the capacity to 1004 or more",
-        ),
+        (config(burn_in_len=0, model={"max_seq_len": 251}), "max_seq_len=251, .* capacity to 1004"),
+        (config(model={"use_lstm": False}), "burn_in_len=3: no module has a state"),
     ],
 )
 def test_settings_that_do_not_fit_stateful_modules_are_refused(made: DQNConfig, message: str) -> None:
     with pytest.raises(ConfigurationError, match=message):
         made.build_learner()
-
-
-def test_a_run_with_such_settings_is_refused_when_it_is_built() -> None:
-    made = config(burn_in_len=LONGEST).environment("CartPole-v1", observation_space=None, action_space=None)
-    with pytest.raises(ConfigurationError, match="burn_in_len=6"):
-        made.build()
 
 
 def multi_agent_config(modules: dict[str, bool]) -> Any:
@@ -436,52 +418,3 @@ def test_a_stateful_module_that_is_added_later_gets_sequences() -> None:
     assert Columns.STATE_OUT in learner.source.buffer.buffers["b"]._store.columns
     learner.remove_module("b")
     assert not learner.source.burn_ins
-
-
-def test_a_burn_in_without_a_stateful_module_is_refused() -> None:
-    with pytest.raises(ConfigurationError, match="burn_in_len=3: no module has a state"):
-        config(model={"use_lstm": False}).build_learner()
-
-
-def test_sac_refuses_stateful_modules() -> None:
-    made: Any = SACConfig().environment(
-        observation_space=OBSERVATIONS, action_space=gym.spaces.Box(-1.0, 1.0, (1,))
-    )
-    with pytest.raises(ConfigurationError, match="use_lstm"):
-        made.rl_module(model_config={"use_lstm": True}).build_learner()
-
-
-class Corridor(gym.Env[Any, Any]):
-    """A cue in the first observation; six steps later the action that it names is worth 1, the other -1."""
-
-    def __init__(self, config: Any = None) -> None:
-        self.observation_space = gym.spaces.Box(-1.0, 1.0, (2,), np.float32)
-        self.action_space = gym.spaces.Discrete(2)
-
-    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
-        super().reset(seed=seed)
-        self.t, self.cue = 0, int(self.np_random.integers(2))
-        return np.array([2 * self.cue - 1, 0], np.float32), {}
-
-    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
-        self.t += 1
-        is_end = self.t == 7
-        reward = (1.0 if action == self.cue else -1.0) if is_end else 0.0
-        return np.array([0, self.t == 6], np.float32), reward, is_end, False, {}
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(600)
-def test_what_was_seen_six_steps_ago_is_remembered() -> None:
-    made: Any = DQNConfig().environment(Corridor).debugging(seed=1)
-    made.env_runners(num_env_runners=0, num_envs_per_env_runner=8)
-    made.rl_module(
-        model_config={"fcnet_hiddens": [32], "use_lstm": True, "lstm_cell_size": 32, "max_seq_len": 8}
-    )
-    made.training(n_step=3, lr=2e-3, gamma=0.95, epsilon=[(0, 1.0), (6000, 0.05)], train_batch_size=256)
-    made.training(target_network_update_freq=200)
-    made.reporting(min_sample_timesteps_per_iteration=2000, min_time_s_per_iteration=0)
-    with made.build() as algo:
-        for _ in range(6):
-            result = algo.train()
-    assert result["env_runners"]["episode_return_mean"] > 0.6  # without memory 0

@@ -6,7 +6,6 @@ import functools
 from typing import Any
 
 import numpy as np
-import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -113,7 +112,7 @@ def shared_learner(stateful: bool) -> PPOLearner:
     return ppo_learner(ppo_config(LSTM if stateful else None, lambda_=0.9))
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(
     lengths=st.lists(st.integers(0, 14), min_size=1, max_size=5),
     lookback=st.integers(0, 2),
@@ -137,20 +136,6 @@ def test_the_fused_path_equals_the_per_episode_path_bit_for_bit(
             assert len(columns[Columns.ADVANTAGES]) == sum(lengths)
 
 
-@pytest.mark.parametrize("model_config", [None, LSTM], ids=["mlp", "lstm"])
-def test_updates_from_both_paths_give_the_same_weights(model_config: Any) -> None:
-    hashes = []
-    for fused in (True, False):
-        learner = ppo_learner(ppo_config(model_config, minibatch_size=16))
-        learner._builder.uses_rows = fused
-        for seed in range(2):
-            data = chunks(learner, seed, [7, 20, 3], lookback=1)
-            results = learner.update(episodes=data)
-            assert results["__all_modules__"]["num_env_steps_trained"] == 30
-        hashes.append(learner.parameter_hash())
-    assert hashes[0] == hashes[1]
-
-
 def test_a_list_of_episodes_gives_the_same_as_their_batch() -> None:
     learner = ppo_learner()
     one = built(learner, episode_batch(7, 12), fused=True)
@@ -171,24 +156,6 @@ def test_several_batches_are_one_in_their_order() -> None:
         built(learner, mixed, fused=False),
         built(learner, whole, fused=True),
     )
-
-
-class DoubleRewards(ConnectorV2):
-    """A per-episode piece of a user's."""
-
-    def __call__(self, *, rl_module: Any, batch: Any, episodes: Any, **kwargs: Any) -> Any:
-        for one in self.single_agent_episode_iterator(episodes, agents_that_stepped_only=False):
-            one.set_rewards(new_data=np.asarray(one.get_rewards()) * 2)
-        return batch
-
-
-def test_a_per_episode_piece_switches_to_the_per_episode_path() -> None:
-    config = ppo_config().learners(learner_connector=lambda obs, act: DoubleRewards())
-    learner, plain = ppo_learner(config), ppo_learner()
-    data = episode_batch(7, 12)
-    doubled = learner._builder.of_episodes(data).columns["default_policy"]
-    single = plain._builder.of_episodes(data).columns["default_policy"]
-    assert torch.equal(doubled[Columns.REWARDS], 2 * single[Columns.REWARDS])
 
 
 def test_read_only_columns_from_the_wire_are_taken_without_a_warning() -> None:
@@ -232,7 +199,7 @@ def test_next_observations_are_stacked_wherever_their_piece_stands() -> None:
     assert made[0].columns["default_policy"][Columns.NEXT_OBS].shape == (12, 8)
 
 
-def test_what_a_piece_writes_into_a_batchs_items_does_not_pile_up() -> None:
+def test_what_a_users_piece_writes_into_a_batchs_items_is_trained_and_does_not_pile_up() -> None:
     class AddOneToRewards(ConnectorV2):
         def __call__(self, *, batch: Any, episodes: Any, **kwargs: Any) -> Any:
             for episode in self.single_agent_episode_iterator(episodes):
@@ -242,8 +209,10 @@ def test_what_a_piece_writes_into_a_batchs_items_does_not_pile_up() -> None:
     data = episode_batch(7, 12)
     returns = data.get_returns()
     learner = ppo_learner(ppo_config().learners(learner_connector=lambda obs, act: AddOneToRewards()))
-    first, second = (
-        learner._builder.of_episodes(data).columns["default_policy"][Columns.REWARDS] for _ in range(2)
+    plain, first, second = (
+        one._builder.of_episodes(data).columns["default_policy"][Columns.REWARDS]
+        for one in (ppo_learner(), learner, learner)
     )
+    assert torch.allclose(first, plain + 1.0, atol=1e-6)
     assert torch.equal(first, second)
     assert data.get_returns().tolist() == returns.tolist()

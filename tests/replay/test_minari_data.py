@@ -86,9 +86,7 @@ def test_shards_without_spaces_cannot_be_exported(tmp_path: Path) -> None:
 def test_actions_of_unknown_range_and_of_another_environment_are_refused(tmp_path: Path) -> None:
     pytest.importorskip("minari")
     write_shard(tmp_path / "a", [episode(0, 2)])
-    with pytest.raises(
-        ConfigurationError, match=r"in \[-1, 1\] or within the bounds of Box.*normalize_actions=True"
-    ):
+    with pytest.raises(ConfigurationError, match=r"bounds of Box.*normalize_actions=True"):
         export_to_minari(tmp_path / "a", "test/range-v0")
     write_shard(tmp_path / "b", [episode(0, 2)], normalize_actions=True)
     for env in ("CartPole-v1", gym.spec("CartPole-v1"), gym.make("CartPole-v1")):

@@ -114,9 +114,7 @@ def test_synchronized_items_are_of_the_same_env_steps(cls: Any) -> None:
     samples = buffer.sample_modules(
         50, replay_mode="synchronized", n_step=(1, 2), gamma=1.0, sample_episodes=True, to_numpy=True
     )
-    with pytest.raises(
-        ValueError, match=r"sample: expected sample_episodes=True and to_numpy=True, got False"
-    ):
+    with pytest.raises(ValueError, match="expected sample_episodes=True"):
         buffer.sample(50, replay_mode="synchronized", sample_episodes=False)
     n_steps = buffer.get_metrics()["module_actual_n_step"]
     assert n_steps == {
@@ -279,9 +277,7 @@ def test_bad_input_is_named() -> None:
         buffer.sample(3, replay_mode="synchronized")
     with pytest.raises(ValueError, match="synchronized replay is for transitions"):
         buffer.sample(3, replay_mode="synchronized", batch_length_T=4)
-    with pytest.raises(
-        ValueError, match="expected replay_mode 'independent' or 'synchronized', got 'lockstep'"
-    ):
+    with pytest.raises(ValueError, match=r"replay_mode .*, got 'lockstep'"):
         buffer.sample(3, replay_mode="lockstep")  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="expected capacity >= 1, got 0"):
         MultiAgentEpisodeReplayBuffer(0)

@@ -182,9 +182,7 @@ def test_a_full_disk_ends_the_recording_and_not_the_run(
     recorder = EpisodeRecorder(blocked, max_env_steps=1)
     blocked.rmdir()
     blocked.write_text("a file")
-    with pytest.raises(
-        ConfigurationError, match=r"cannot be recorded in .*data: .* Name a directory in offline_data"
-    ):
+    with pytest.raises(ConfigurationError, match=r"cannot be recorded in .*data: "):
         EpisodeRecorder(blocked, max_env_steps=1)
     for seed in range(3):
         recorder.add(EpisodeBatch.from_episodes(episodes(1, seed)))

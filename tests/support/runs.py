@@ -17,6 +17,7 @@ import gymnasium as gym
 import numpy as np
 
 from rlzmq import PPOConfig
+from rlzmq.envs.examples import MultiAgentCartPole, module_of_agent
 from tests.support.warm_process import WarmPopen
 
 __all__ = [
@@ -25,6 +26,7 @@ __all__ = [
     "assert_accounted",
     "listening",
     "small",
+    "two_agents",
     "two_free_ports",
     "until",
     "until_async",
@@ -47,6 +49,12 @@ def small(config_class: Any = PPOConfig, env: Any = "CartPole-v1", **settings: A
         batch = settings.setdefault("train_batch_size_per_learner", 64)
         settings = {"minibatch_size": batch // 2, "num_epochs": 1, **settings}
     return config_class().environment(env).update_from_dict(settings)
+
+
+def two_agents(**settings: Any) -> Any:
+    """`small` with two agents, 0 and 1, whose modules are "p0" and "p1"."""
+    agents = {"env_config": {"num_agents": 2}, "policies": {"p0", "p1"}, "policy_mapping_fn": module_of_agent}
+    return small(env=MultiAgentCartPole, **agents, **settings)
 
 
 class ShortEnv(gym.Env[Any, Any]):

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from rlzmq import Callback, PPOConfig
+from rlzmq import Callback
 from rlzmq.cli.main import main
 from rlzmq.telemetry.runs import numbers_in
 from rlzmq.telemetry.writers import (
@@ -23,20 +23,13 @@ from rlzmq.telemetry.writers import (
     Writer,
     make_writers,
 )
+from tests.support.runs import small
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
 
 
 def train(writer: Callback, num_iterations: int = 2, **evaluation: Any) -> list[dict[str, Any]]:
-    config = (
-        PPOConfig()
-        .environment("CartPole-v1")
-        .env_runners(num_env_runners=0)
-        .training(train_batch_size=128, minibatch_size=64, num_epochs=1, lr=0.125)
-        .debugging(seed=3)
-        .callbacks(callbacks_class=writer)
-        .evaluation(**evaluation)
-    )
+    config = small(train_batch_size_per_learner=128, lr=0.125, seed=3, callbacks_class=writer, **evaluation)
     with config.build() as algo:
         return [algo.train() for _ in range(num_iterations)]
 

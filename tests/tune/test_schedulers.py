@@ -59,17 +59,8 @@ def decisions(scheduler: Any, mode: str, results: list[tuple[int, int, float]]) 
 
 @pytest.mark.parametrize(("mode", "sign"), [("max", 1), ("min", -1)])
 def test_asha_keeps_the_best_part_at_each_rung(mode: str, sign: int) -> None:
-    results = [
-        (0, 1, 5),
-        (1, 1, 4),
-        (2, 1, 6),
-        (3, 1, 1),
-        (4, 1, 7),
-        (0, 2, -100),
-        (0, 3, 9),
-        (2, 3, 8),
-        (0, 9, 9),
-    ]
+    first = [(0, 1, 5), (1, 1, 4), (2, 1, 6), (3, 1, 1), (4, 1, 7)]
+    results = [*first, (0, 2, -100), (0, 3, 9), (2, 3, 8), (0, 9, 9)]
     scheduler = ASHAScheduler(max_t=9, grace_period=1, reduction_factor=3)
     said = decisions(scheduler, mode, [(i, t, sign * v) for i, t, v in results])
     # The first goes on; the others have to be the best so far. Time 2 is no rung; 9 is `max_t`.
@@ -196,14 +187,8 @@ def test_population_based_training_draws_new_values() -> None:
         (lambda: ASHAScheduler(grace_period=9, max_t=3), "at most max_t"),
         (lambda: ASHAScheduler(reduction_factor=1), "expected 2 or more"),
         (lambda: PopulationBasedTraining(), "needs hyperparam_mutations"),
-        (
-            lambda: PopulationBasedTraining(hyperparam_mutations={"lr": 3}),
-            "a list, a search object or a function",
-        ),
-        (
-            lambda: PopulationBasedTraining(hyperparam_mutations={"a": [1]}, quantile_fraction=0.9),
-            "at most 0.5",
-        ),
+        (lambda: PopulationBasedTraining(hyperparam_mutations={"lr": 3}), "a search object or a function"),
+        (lambda: PopulationBasedTraining(hyperparam_mutations={"a": [1]}, quantile_fraction=0.9), "most 0.5"),
         (lambda: PopulationBasedTraining(hyperparam_mutations={"a": [1]}, synch=True), "take turns instead"),
         (lambda: PB2(), "PB2 needs hyperparam_bounds"),
         (lambda: PB2(hyperparam_bounds={"a": {"b": (2, 1)}}), r"'a/b'.*expected \(lower, upper\)"),

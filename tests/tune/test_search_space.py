@@ -16,7 +16,7 @@ from rlzmq.config.search_space import (
     search_objects_in_tables,
 )
 from rlzmq.core.errors import ConfigurationError
-from rlzmq.tune.search import config_value, resolve, with_values
+from rlzmq.tune.search import resolve
 
 
 def drawn(search_object: Any, number: int = 300) -> list[Any]:
@@ -160,18 +160,3 @@ def test_functions_see_the_other_values_and_are_seeded() -> None:
     found = find_search_objects(space)
     first, again, other = (resolve(space, found, {"x": 3}, seed) for seed in (1, 1, 2))
     assert first == again != other
-
-
-def test_values_are_changed_by_path_in_a_copy() -> None:
-    config = (
-        PPOConfig().environment(env_config={"sizes": [1, 2]}).rl_module(model_config=DefaultModelConfig())
-    )
-    changed = with_values(config, {"lr": 0.5, "env_config/sizes/1": 9, "model_config/use_lstm": True})
-    assert [config_value(changed, path) for path in ("lr", "env_config/sizes", "model_config/use_lstm")] == [
-        0.5,
-        [1, 9],
-        True,
-    ]
-    assert config.env_config == {"sizes": [1, 2]}
-    with pytest.raises(ConfigurationError, match="no 'lrr'"):
-        with_values({"lr": 1}, {"lrr": 2})

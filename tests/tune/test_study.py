@@ -52,14 +52,6 @@ def test_each_trial_is_claimed_once_and_values_follow_from_the_seed(tmp_path: Pa
     assert second.ended()[0].result == {"a": 1}
 
 
-def test_entries_that_two_drivers_have_added_count_once(tmp_path: Path) -> None:
-    record = study(tmp_path)
-    record.ensure_waiting(2)
-    record._add(1)  # a second driver, at the same time
-    claims = [record.claim(), record.claim(), record.claim()]
-    assert [claim.index if claim else None for claim in claims] == [0, 1, None]
-
-
 _DIES = """
 import os, sys
 from pathlib import Path
