@@ -45,7 +45,6 @@ class Stopper:
         return False
 
 
-@dataclass
 class NoopStopper(Stopper):
     """Never ends a trial."""
 
@@ -68,7 +67,7 @@ class ThresholdStopper(Stopper):
     def __post_init__(self) -> None:
         self.thresholds = flatten(self.thresholds)
         for path, value in self.thresholds.items():
-            if isinstance(value, str) or not isinstance(value, bool | int | float) or math.isnan(value):
+            if not isinstance(value, bool | int | float) or math.isnan(value):
                 raise ConfigurationError(f"RunConfig(stop={{{path!r}: {value!r}}}): expected a number.")
 
     def __call__(self, trial_id: str, result: dict[str, Any]) -> bool:
@@ -116,15 +115,11 @@ class FunctionStopper(Stopper):
         return bool(self.function(trial_id, result))
 
 
-@dataclass
-class MaximumIterationStopper(Stopper):
+class MaximumIterationStopper(ThresholdStopper):
     """Ends a trial after a number of iterations."""
 
-    max_iter: int
-
-    def __call__(self, trial_id: str, result: dict[str, Any]) -> bool:
-        """Return whether the trial has run that many iterations."""
-        return bool(result["training_iteration"] >= self.max_iter)
+    def __init__(self, max_iter: int) -> None:
+        super().__init__({"training_iteration": max_iter})
 
 
 @dataclass
@@ -205,11 +200,9 @@ class TrialPlateauStopper(Stopper):
         values.append(value)
         if result["training_iteration"] < self.grace_period or len(values) < self.num_results:
             return False
-        if self.metric_threshold is not None:
-            if self.mode == "min" and value > self.metric_threshold:
-                return False
-            if self.mode == "max" and value < self.metric_threshold:
-                return False
+        sign = -1 if self.mode == "min" else 1
+        if self.metric_threshold is not None and sign * value < sign * self.metric_threshold:
+            return False
         return statistics.pstdev(values) < self.std
 
 

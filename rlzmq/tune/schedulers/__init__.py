@@ -410,13 +410,19 @@ class PopulationBasedTraining(TrialScheduler):
 
     def _explore(self, source: SearchTrial) -> dict[str, Any]:
         """Return the source's config values, with mutations."""
-        changed = {
+        changed = self._changes(source)
+        return (
+            changed
+            if self.custom_explore_fn is None
+            else dict(self.custom_explore_fn(copy.deepcopy(changed)))
+        )
+
+    def _changes(self, source: SearchTrial) -> dict[str, Any]:
+        """Return new values by path, from the source's."""
+        return {
             path: self._perturbed(mutation, config_value(source.config, path))
             for path, mutation in self._mutations.items()
         }
-        if self.custom_explore_fn is not None:
-            changed = dict(self.custom_explore_fn(copy.deepcopy(changed)))
-        return changed
 
     def _perturbed(self, mutation: Any, value: Any) -> object:
         resamples = self._rng.uniform() < self.resample_probability
@@ -435,17 +441,17 @@ class PopulationBasedTraining(TrialScheduler):
         return int(product) if isinstance(value, int) else product
 
 
-_FEWEST = 4  # intervals before the model is used
-_MOST = 30  # newest intervals that it is fitted to: what older ones were worth may have changed
+_FEWEST = 4  # intervals before they tell which values are good
+_NEWEST = 30  # intervals that count: what was good earlier need not be good now
 
 
 @dataclasses.dataclass
 class PB2(PopulationBasedTraining):
     """Population-based training that learns which values make trials better, instead of changing them at random.
 
-    A bad trial continues from a good one's checkpoint with values that Optuna's TPESampler suggests, by how much the
-    metric grew in the newest intervals with theirs. It needs fewer trials than PopulationBasedTraining; values are
-    numbers within bounds.
+    Optuna's TPESampler, which sees the newest intervals of all trials, suggests values with which the metric grows
+    fast. A bad trial continues from a good one's checkpoint with them. It needs fewer trials than
+    PopulationBasedTraining; values are numbers within bounds.
 
     Args:
         hyperparam_bounds: The values to change: path (or nested dicts) -> (lower, upper).
@@ -457,16 +463,16 @@ class PB2(PopulationBasedTraining):
     hyperparam_bounds: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self._bounds: dict[str, Sequence[float]] = flatten(self.hyperparam_bounds)
-        for path, bounds in self._bounds.items():
-            if not isinstance(bounds, list | tuple) or len(bounds) != 2 or not bounds[0] < bounds[1]:
-                raise ConfigurationError(f"hyperparam_bounds[{path!r}]={bounds!r}: expected (lower, upper).")
-        if not self._bounds:
+        bounds = flatten(self.hyperparam_bounds)
+        for path, pair in bounds.items():
+            if not isinstance(pair, list | tuple) or len(pair) != 2 or not pair[0] < pair[1]:
+                raise ConfigurationError(f"hyperparam_bounds[{path!r}]={pair!r}: expected (lower, upper).")
+        if not bounds:
             raise ConfigurationError("PB2 needs hyperparam_bounds, e.g. {'lr': (1e-5, 1e-3)}.")
-        self.hyperparam_mutations = {path: uniform(*bounds) for path, bounds in self._bounds.items()}
+        self.hyperparam_mutations = {path: uniform(*pair) for path, pair in bounds.items()}
         super().__post_init__()
         self._before: dict[str, tuple[float, float]] = {}  # time and score at the begin of a trial's interval
-        self._intervals: deque[tuple[dict[str, Any], float]] = deque(maxlen=_MOST)  # values, growth
+        self._intervals: deque[tuple[dict[str, float], float]] = deque(maxlen=_NEWEST)  # values, growth
 
     def on_trial_result(self, trial: SearchTrial, result: Mapping[str, Any]) -> Decision:
         """Record what an interval's values were worth; see PopulationBasedTraining."""
@@ -474,7 +480,10 @@ class PB2(PopulationBasedTraining):
         if time is not None and score is not None and self.is_due(trial, time):
             if trial.trial_id in self._before:
                 since, before = self._before[trial.trial_id]
-                values = {path: config_value(trial.config, path) for path in self._bounds}
+                values = {
+                    path: bounds.clip(config_value(trial.config, path))
+                    for path, bounds in self._mutations.items()
+                }
                 self._intervals.append((values, (score - before) / max(time - since, 1e-9)))
             self._before[trial.trial_id] = time, score
         return super().on_trial_result(trial, result)
@@ -486,22 +495,26 @@ class PB2(PopulationBasedTraining):
         if time is not None and score is not None:
             self._before[trial.trial_id] = time, score
 
-    def _explore(self, source: SearchTrial) -> dict[str, Any]:
+    def _changes(self, source: SearchTrial) -> dict[str, Any]:
         optuna = load_optuna()
-        distributions = {
-            path: optuna.distributions.IntDistribution(math.ceil(lower), math.floor(upper))
-            if isinstance(config_value(source.config, path), int)
-            else optuna.distributions.FloatDistribution(lower, upper)
-            for path, (lower, upper) in self._bounds.items()
+        ranges = {
+            path: optuna.distributions.FloatDistribution(bounds.lower, bounds.upper)
+            for path, bounds in self._mutations.items()
         }
         seed = int(self._rng.integers(2**31))
-        sampler = optuna.samplers.TPESampler(n_startup_trials=_FEWEST, seed=seed)
-        study = optuna.create_study(direction="maximize", sampler=sampler)
-        for values, growth in self._intervals:
-            if all(low <= values[path] <= high for path, (low, high) in self._bounds.items()):
-                study.add_trial(optuna.create_trial(params=values, distributions=distributions, value=growth))
-        changed = dict(study.ask(distributions).params)
-        return changed if self.custom_explore_fn is None else dict(self.custom_explore_fn(changed))
+        study = optuna.create_study(
+            direction="maximize", sampler=optuna.samplers.TPESampler(n_startup_trials=_FEWEST, seed=seed)
+        )
+        study.add_trials(
+            [
+                optuna.create_trial(params=values, distributions=ranges, value=growth)
+                for values, growth in self._intervals
+            ]
+        )
+        return {
+            path: round(value) if isinstance(config_value(source.config, path), int) else value
+            for path, value in study.ask(ranges).params.items()
+        }
 
 
 _SCHEDULERS: dict[str, Callable[..., TrialScheduler]] = {
