@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import fcntl
 import gc
 import importlib
 import json
@@ -31,7 +30,7 @@ import sys
 import time
 import traceback
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -155,58 +154,22 @@ _MAX_REAP_S = 1.0  # for children that were killed to be gone
 _MAX_REQUEST_BYTES = 64 * 1024
 
 
-def main(control_fd: int, lifeline_fd: int, driver_pid: int, preload: Sequence[str]) -> None:
+def main(control_fd: int, driver_pid: int, preload: Sequence[str]) -> None:
     """Serve requests until the driver ends.
 
     Args:
         control_fd: The server's end of the control socket.
-        lifeline_fd: Read end of a pipe that the driver never writes to.
         driver_pid: The driver's process id.
         preload: Modules to import before the first fork; the missing ones are skipped.
     """
     ignore_ending_signals()  # the driver stops this process
     child_name = Path(_NAME_PATH).read_text()
     Path(_NAME_PATH).write_text(FORK_SERVER_NAME)
-    control = socket.socket(fileno=control_fd)
-    try:
-        driver_fd = os.pidfd_open(driver_pid)
-    except ProcessLookupError:
-        return
-    with _ended_with_driver(lifeline_fd, lambda: _clean_up(control, set())):
-        if os.getppid() != driver_pid:
-            return  # it ended before the line above
+    with contextlib.suppress(ProcessLookupError):
+        server = _Server(socket.socket(fileno=control_fd), os.pidfd_open(driver_pid), child_name)
+        server.end_with_parent(driver_pid)
         _import_all(preload)
-    _Server(control, driver_fd, lifeline_fd, child_name).serve()
-
-
-@contextlib.contextmanager
-def _ended_with_driver(lifeline_fd: int, end: Callable[[], NoReturn]) -> Iterator[None]:
-    """Call ``end`` on SIGIO, which the kernel sends when the driver ends while imports keep this process busy."""
-    signal.signal(signal.SIGIO, lambda *_: end())
-    fcntl.fcntl(lifeline_fd, fcntl.F_SETOWN, os.getpid())
-    fcntl.fcntl(lifeline_fd, fcntl.F_SETFL, os.O_ASYNC)
-    if select.select([lifeline_fd], [], [], 0)[0]:
-        end()  # it ended before the lines above
-    try:
-        yield
-    finally:
-        fcntl.fcntl(lifeline_fd, fcntl.F_SETFL, 0)
-        signal.signal(signal.SIGIO, signal.SIG_DFL)
-
-
-def _clean_up(control: socket.socket, directories: set[str]) -> NoReturn:
-    """Read the driver's last requests, remove its directories and exit."""
-    control.setblocking(False)
-    with contextlib.suppress(OSError):
-        while data := control.recv(_MAX_REQUEST_BYTES):
-            request = json.loads(data)
-            if request["op"] == "own":
-                directories.add(request["path"])
-            elif request["op"] == "disown":
-                directories.discard(request["path"])
-    for path in directories:
-        shutil.rmtree(path, ignore_errors=True)
-    os._exit(0)
+        server.serve()
 
 
 def _import_all(modules: Sequence[str]) -> None:
@@ -247,13 +210,12 @@ class _Child:
 
 
 class _Server:
-    def __init__(self, control: socket.socket, driver_fd: int, lifeline_fd: int, child_name: str) -> None:
+    def __init__(self, control: socket.socket, driver_fd: int, child_name: str) -> None:
         self._pid = os.getpid()
         ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1)
         self._child_name = child_name
         self._control = control
         self._driver_fd = driver_fd
-        self._lifeline_fd = lifeline_fd
         self._children: dict[int, _Child] = {}
         self._directories: set[str] = set()
         self._selector = selectors.DefaultSelector()
@@ -263,6 +225,21 @@ class _Server:
         self._watch(control, self._on_request)
         self._watch(driver_fd, self._end)
         self._watch(self._wake_read, self._reap)
+
+    def end_with_parent(self, pid: int) -> None:
+        """End as soon as the parent does or closes its socket, also while imports keep this process busy."""
+        control = select.poll()
+        control.register(self._control, 0)
+
+        def end(*_: object) -> None:
+            if os.getppid() != pid or control.poll(
+                0
+            ):  # else only the thread has ended that started this process
+                self._end()
+
+        signal.signal(signal.SIGIO, end)
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGIO)
+        end()  # it ended before the line above
 
     def serve(self) -> None:
         while True:
@@ -284,9 +261,11 @@ class _Server:
             status, channel = (socket.socket(fileno=fd) for fd in fds)
             self._spawn(request["role"], status, channel)
         elif request["op"] == "preload":
-            with _ended_with_driver(self._lifeline_fd, self._end):
-                _import_all(request["modules"])
-        elif request["op"] == "own":
+            _import_all(request["modules"])
+        self._note_directory(request)
+
+    def _note_directory(self, request: dict[str, Any]) -> None:
+        if request["op"] == "own":
             self._directories.add(request["path"])
         elif request["op"] == "disown":
             self._directories.discard(request["path"])
@@ -331,7 +310,8 @@ class _Server:
             if os.getppid() != self._pid:  # it died before the line above
                 os._exit(code)
             signal.set_wakeup_fd(-1)
-            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            for number in (signal.SIGCHLD, signal.SIGIO):
+                signal.signal(number, signal.SIG_DFL)
             status.close()
             self._close_inherited()
             tail.become_stderr()
@@ -354,7 +334,7 @@ class _Server:
     def _close_inherited(self) -> None:
         self._selector.close()
         self._control.close()
-        for fd in (self._driver_fd, self._lifeline_fd, self._wake_read, self._wake_write):
+        for fd in (self._driver_fd, self._wake_read, self._wake_write):
             os.close(fd)
         for child in self._children.values():
             child.tail.close()
@@ -423,4 +403,10 @@ class _Server:
         while self._children and time.monotonic() < deadline:
             self._reap()
             time.sleep(0.001)
-        _clean_up(self._control, self._directories)
+        self._control.setblocking(False)
+        with contextlib.suppress(OSError):
+            while data := self._control.recv(_MAX_REQUEST_BYTES):  # the driver's last requests
+                self._note_directory(json.loads(data))
+        for path in self._directories:
+            shutil.rmtree(path, ignore_errors=True)
+        os._exit(0)

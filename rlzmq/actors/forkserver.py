@@ -47,8 +47,8 @@ PRELOAD = (
 """Modules that children find imported. They are names, because this package must not import the layers above it."""
 
 _BOOT = (
-    "import sys; sys.path.insert(0, sys.argv[4]); from rlzmq.actors.fork_main import main; "
-    "main(int(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]), sys.argv[5:])"
+    "import sys; sys.path.insert(0, sys.argv[3]); from rlzmq.actors.fork_main import main; "
+    "main(int(sys.argv[1]), int(sys.argv[2]), sys.argv[4:])"
 )
 _EXIT_S = 1.0  # for a process that was told to end, or killed, to be gone
 # Deaths of servers in a row with no process started in between: of one that cannot import what it preloads.
@@ -151,23 +151,29 @@ class ForkServer:
         self._delay_s: float | None = None
         self._lock = threading.Lock()
         self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        lifeline_read, self._lifeline_write = os.pipe()
         root = str(Path(__file__).parents[2])
-        fds = (theirs.fileno(), lifeline_read)
         # One thread by default: children adopt the driver's settings later.
         one_thread = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
         try:
             with blocked():  # until it ignores them
                 self._process = subprocess.Popen(
-                    [sys.executable, "-P", "-c", _BOOT, *map(str, fds), str(os.getpid()), root, *preload],
+                    [
+                        sys.executable,
+                        "-P",
+                        "-c",
+                        _BOOT,
+                        str(theirs.fileno()),
+                        str(os.getpid()),
+                        root,
+                        *preload,
+                    ],
                     stdin=subprocess.DEVNULL,
-                    pass_fds=fds,
+                    pass_fds=(theirs.fileno(),),
                     env={**os.environ, **one_thread},
                     start_new_session=True,  # whose number is its own
                 )
         finally:
             theirs.close()
-            os.close(lifeline_read)
 
     @property
     def pid(self) -> int:
@@ -253,7 +259,7 @@ class ForkServer:
             if self._owner_pid != os.getpid() or self._control.fileno() < 0:
                 return
             self._control.close()
-            os.close(self._lifeline_write)
+            self._process.send_signal(signal.SIGIO)  # it may be importing
         try:
             self._process.wait(2 * _EXIT_S)  # its children first
         except subprocess.TimeoutExpired:

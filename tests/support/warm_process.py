@@ -185,8 +185,8 @@ def _become_fork_server(args: Any, fds: list[int], env: dict[str, str]) -> NoRet
         for before, after in zip([2, *fds], [*fds, os.sysconf("SC_OPEN_MAX")], strict=True):
             os.closerange(before + 1, after)
         main = importlib.import_module("rlzmq.actors.fork_main").main
-        control, lifeline, driver, _, *preload = args[args.index("-c") + 2 :]
-        main(int(control), int(lifeline), int(driver), preload)
+        control, driver, _, *preload = args[args.index("-c") + 2 :]
+        main(int(control), int(driver), preload)
     finally:
         os._exit(70)
 
