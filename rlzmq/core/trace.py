@@ -6,7 +6,7 @@
 
 The file is a JSON array of trace events, one per line. A killed run leaves the array open, which both viewers and
 `read_trace` accept. Times are microseconds of the monotonic clock of the driver's host, which all its processes share;
-those of other hosts estimate the offset of their clock (`rlzmq.roles.peer_link`). Without `create` or `join`, `span`
+those of other hosts are placed by both hosts' wall clocks. Without `create` or `join`, `span`
 is not called: see `is_on`.
 """
 

@@ -16,7 +16,7 @@ from rlzmq.core.errors import cut, printable
 from rlzmq.core.metrics import MetricsLogger
 from rlzmq.core.patience import HEARTBEAT_S
 from rlzmq.driver.updates import Accounting, ConnectorSync
-from rlzmq.protocol.core import Instruction, Received, Report, Send, Tell
+from rlzmq.protocol.core import Instruction, Received, Report, Tell
 from rlzmq.protocol.driver_core import DriverCore
 from rlzmq.protocol.ledger import RunnerRecord
 from rlzmq.roles.peer_link import (
@@ -214,11 +214,11 @@ class DriverLink(PeerLink):
         self.do(self.core.reset(generation, next_update))
 
     def handle(self, event: Received) -> None:
-        """Pass a message to the core; write traced stages of other hosts, and answer them."""
+        """Pass a message to the core; write traced stages of other hosts."""
         if isinstance(event.message, TraceEvents):
             self._traces_others = True
             try:
-                self.do([Send(b"", add_to_trace(event.message, event.payload))])
+                add_to_trace(event.message, event.payload)
             except WireError as error:
                 self._refuse(error)
             return

@@ -4,11 +4,8 @@ Runners, learners and the driver share it. The core is a pure state machine; its
 messages to send or jobs for the role, which subclasses perform in `act`.
 
     process ──TRACE_EVENTS──► broker ──► driver: `trace.add_events`
-    process ◄──TRACE_CLOCK─── broker ◄── driver
 
-Each answer holds the driver's clock, so the first exchanges, without events, measure the offset of the clocks: half of
-the shortest round trip is the largest possible error. At most one message is unanswered, which bounds the traffic; the
-stages between lost messages are lost.
+The stages of processes on other hosts are placed by the wall clocks of both hosts.
 """
 
 from __future__ import annotations
@@ -26,15 +23,15 @@ from typing import Any, Concatenate, ParamSpec, TypeAlias, TypeVar
 import gymnasium as gym
 
 from rlzmq.core import faults, trace, version
-from rlzmq.core.patience import HEARTBEAT_S, RESEND_S, TICK_S, FairClock
+from rlzmq.core.patience import HEARTBEAT_S, TICK_S, FairClock
 from rlzmq.core.spaces import space_to_plain
 from rlzmq.net.context import Context, SocketOptions
 from rlzmq.net.keys import CurveClient, KeyPair
 from rlzmq.net.shared_memory import SegmentPool, SharedFrames
 from rlzmq.net.socket import DrainSocket
 from rlzmq.protocol.core import Instruction, Received, Send, Stop
-from rlzmq.wire.codec import Buffer, SchemaError, WireError, WireMessage
-from rlzmq.wire.messages import Goodbye, TraceClock, TraceEvents, decode_message
+from rlzmq.wire.codec import Buffer, SchemaError, WireError
+from rlzmq.wire.messages import Goodbye, TraceEvents, decode_message
 from rlzmq.wire.payloads import pack_blob, unpack_blob
 
 __all__ = [
@@ -42,7 +39,6 @@ __all__ = [
     "Curve",
     "PeerLink",
     "PeerRole",
-    "RemoteTrace",
     "add_to_trace",
     "digest_of",
     "ends_link",
@@ -85,71 +81,21 @@ def _plain(space: gym.Space[Any]) -> Any:
     return space_to_plain(space)
 
 
-_NUM_EXCHANGES = 16  # until the offset is known
 _MAX_EVENTS = 2000  # per message, about 100 kB
 
 
-class RemoteTrace:
-    """Sends this process's stages. Used on one event loop."""
-
-    def __init__(self, send: Callable[[WireMessage, Sequence[Buffer]], None]) -> None:
-        self._send = send
-        self._sent_at = float("-inf")
-        self._is_answered = True
-        self._num_exchanges = 0
-        self._shortest_s = float("inf")
-        self._offset_s = 0.0
-
-    def tick(self) -> None:
-        """Send what is due; call it regularly."""
-        now = time.perf_counter()
-        if now - self._sent_at >= (HEARTBEAT_S if self._is_answered else RESEND_S):
-            self._say(now)
-
-    def flush(self) -> None:
-        """Send the newest stages, before this process leaves."""
-        self._say(time.perf_counter())
-
-    def on_clock(self, answer: TraceClock) -> None:
-        """Handle the driver's answer."""
-        now = time.perf_counter()
-        if self._is_answered or answer.sent_s != self._sent_at:
-            return
-        self._is_answered = True
-        if self._num_exchanges == _NUM_EXCHANGES:
-            return
-        self._num_exchanges += 1
-        if now - self._sent_at < self._shortest_s:
-            self._shortest_s = now - self._sent_at
-            self._offset_s = answer.now_s - (self._sent_at + now) / 2
-        if self._num_exchanges < _NUM_EXCHANGES:
-            self._say(now)
-
-    def _say(self, now: float) -> None:
-        payload: tuple[Buffer, ...] = ()
-        if self._num_exchanges == _NUM_EXCHANGES:
-            events = trace.take_events(_MAX_EVENTS)
-            if events is None:
-                return
-            payload = (pack_blob({**events, "offset_s": self._offset_s}),)
-        self._sent_at, self._is_answered = now, False
-        self._send(TraceEvents(sent_s=now), payload)
-
-
-def add_to_trace(message: TraceEvents, payload: Sequence[Buffer]) -> TraceClock:
-    """Add a process's stages to this process's trace; return the answer.
+def add_to_trace(message: TraceEvents, payload: Sequence[Buffer]) -> None:
+    """Add a process's stages to this process's trace.
 
     Raises:
         WireError: The payload is malformed.
     """
-    answer = TraceClock(message.source, message.sent_s, time.perf_counter())
-    for blob in payload:
-        events = unpack_blob(blob)
-        try:
-            trace.add_events(message.source, events, float(events["offset_s"]))
-        except (KeyError, TypeError, ValueError) as error:
-            raise SchemaError(f"TraceEvents of {message.source[:60]}: {error}") from None
-    return answer
+    events = unpack_blob(payload[0]) if payload else {}
+    try:
+        offset_s = float(events["offset_s"]) - (time.time() - time.perf_counter())
+        trace.add_events(message.source, events, offset_s)
+    except (KeyError, TypeError, ValueError) as error:
+        raise SchemaError(f"TraceEvents of {message.source[:60]}: {error}") from None
 
 
 Curve: TypeAlias = CurveClient | tuple[str, str] | list[str] | None
@@ -210,7 +156,7 @@ class PeerLink(abc.ABC):
         self._loop = asyncio.get_running_loop()
         self._clock = FairClock(TICK_S)
         self._timer: asyncio.TimerHandle | None = None
-        self._trace = RemoteTrace(lambda message, payload: self.do([Send(b"", message, tuple(payload))]))
+        self._traced_at = float("-inf")
         self.num_refused: Counter[str] = Counter()
         self.ended: asyncio.Future[tuple[str, str]] = self._loop.create_future()
 
@@ -271,8 +217,7 @@ class PeerLink(abc.ABC):
 
     def leave(self, reason: str = "leaving") -> None:
         """Take no more work from the broker, and say GOODBYE after finished work."""
-        if trace.is_remote and self.core.is_welcome:
-            self._trace.flush()
+        self._send_stages()
         self.do(self.core.leave(self.now(), reason))
 
     def handle(self, event: Received) -> None:
@@ -327,10 +272,14 @@ class PeerLink(abc.ABC):
             return
         if faults.is_armed:
             faults.at(f"{self.role}.{type(message).__name__}")
-        if isinstance(message, TraceClock):
-            self._trace.on_clock(message)
-            return
         self.handle(Received(b"", message, tuple(frames)))
+
+    def _send_stages(self) -> None:
+        """Send the newest stages for the run's trace, from another host than the driver's."""
+        self._traced_at = now = time.perf_counter()
+        if self.core.is_welcome and (events := trace.take_events(_MAX_EVENTS)) is not None:
+            blob = pack_blob({**events, "offset_s": time.time() - now})
+            self.do([Send(b"", TraceEvents(), (blob,))])
 
     def _refuse(self, error: WireError) -> None:
         self.num_refused[error.reason] += 1
@@ -345,8 +294,8 @@ class PeerLink(abc.ABC):
         if self._socket is not None and self._socket.take_moving():
             self.data_moves()
         self.do(self.core.tick(self.now()))
-        if trace.is_remote and self.core.is_welcome:
-            self._trace.tick()
+        if trace.is_remote and time.perf_counter() - self._traced_at >= HEARTBEAT_S:
+            self._send_stages()
         self._timer = self._loop.call_later(TICK_S, self._tick)
 
     async def stop(self) -> None:

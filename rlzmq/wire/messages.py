@@ -61,7 +61,6 @@ __all__ = [
     "SnapshotRequest",
     "Status",
     "StatusRequest",
-    "TraceClock",
     "TraceEvents",
     "Train",
     "UpdateCommitted",
@@ -241,29 +240,14 @@ class DriverState(WireMessage):
 class TraceEvents(WireMessage):
     """Stages of a process on another host than the driver, for the run's trace; the broker forwards it to the driver.
 
-    Payload: none, or one `payloads.pack_blob` frame: the result of `trace.take_events`, and ``offset_s``.
+    Payload: one `payloads.pack_blob` frame: the result of `trace.take_events`, and ``offset_s``, the sender's wall
+    clock minus the clock of the stages.
 
     Attributes:
-        sent_s: The sender's clock.
         source: Id of the sender's process; the broker fills it in.
     """
 
-    sent_s: float
     source: str = ""
-
-
-@message(11, "driver")
-class TraceClock(WireMessage):
-    """The driver's answer to TRACE_EVENTS; the broker forwards it to the sender. Payload: (none).
-
-    Attributes:
-        source, sent_s: Those of the answered message.
-        now_s: The driver's clock.
-    """
-
-    source: str
-    sent_s: float
-    now_s: float
 
 
 # ------------------------------------------------------------------ the driver, observers

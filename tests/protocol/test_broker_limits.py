@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from core_fakes import Bench, bench_with_runner
 
-from rlzmq.protocol.broker import state
+from rlzmq.protocol.broker import registration
 from rlzmq.protocol.core import Overrun, PeerLost, Received, Report, Tick
 from rlzmq.protocol.driver_core import parse_report
 from rlzmq.wire.messages import (
@@ -143,7 +143,7 @@ def _hello(bench: Bench, peer: str, number: int = 0, origin: str = ORIGIN, **fie
 
 def _num_records(bench: Bench) -> int:
     state = bench.state
-    return max(len(state.names), len(state.hello_ids), len(state.ledger.runners), len(state.newcomers))
+    return max(len(state.names), len(state.hello_ids), len(state.ledger.runners))
 
 
 def test_another_name_on_one_connection_is_an_offence_and_no_record():
@@ -160,21 +160,22 @@ def test_another_name_on_one_connection_is_an_offence_and_no_record():
 
 
 @pytest.mark.parametrize("stays_connected", [True, False])
-def test_ever_new_processes_are_remembered_up_to_a_number(monkeypatch, stays_connected):
-    monkeypatch.setattr(state, "_MAX_PER_ORIGIN", 50)
+def test_ever_new_processes_are_let_in_up_to_a_number(monkeypatch, stays_connected):
+    monkeypatch.setattr(registration, "_MAX_NEWCOMERS", 50)
     bench = Bench()
     for number in range(500):
         _hello(bench, f"flood-{number}")
         if not stays_connected:
             bench.event(PeerLost(f"flood-{number}".encode()))
-    assert _num_records(bench) <= 51
-    assert len(bench.state.by_routing) <= 50
-    assert bench.state.refused["crowd"] == 450
+    assert _num_records(bench) == len(bench.state.by_routing) == (50 if stays_connected else 0)
+    assert bench.state.refused == ({"crowd": 450} if stays_connected else {})
     assert bench.state.ledger.take_watermarks() == [], "the driver never heard of them"
+    _hello(bench, "good", origin="runner at 10.0.0.1")
+    assert bench.sent("good", Welcome), "one address does not keep out another"
 
 
 def test_who_has_worked_and_who_is_connected_stays(monkeypatch):
-    monkeypatch.setattr(state, "_MAX_PER_ORIGIN", 20)
+    monkeypatch.setattr(registration, "_MAX_NEWCOMERS", 20)
     bench = Bench()
     bench.ready_run(batch=4000)
     _hello(bench, "runner", uuid="uuid-runner", incarnation=1)
@@ -182,29 +183,11 @@ def test_who_has_worked_and_who_is_connected_stays(monkeypatch):
     _hello(bench, "idle")
     for number in range(200):
         _hello(bench, f"flood-{number}")
-        bench.event(PeerLost(f"flood-{number}".encode()))
     assert {"uuid-runner", "uuid-idle-0"} <= set(bench.state.runners)
     bench.event(PeerLost(b"runner"))
-    told = []
-    for number in range(200, 250):
-        _hello(bench, f"flood-{number}")
-        told += [refused.reason for refused in bench.sent("idle", Refused)]
-    assert told == ["crowd"]
     assert ("uuid-runner", 1) in bench.state.ledger.runners, "what it delivered is known while others come"
-    assert "uuid-idle-0" not in bench.state.runners, "of a crowd that is all connected the first one leaves"
-
-
-def test_one_address_does_not_push_out_another(monkeypatch):
-    monkeypatch.setattr(state, "_MAX_PER_ORIGIN", 1000)
-    monkeypatch.setattr(state, "_MAX_IN_ALL", 40)
-    bench = Bench()
-    for number in range(10):
-        _hello(bench, f"good-{number}", origin="runner at 10.0.0.1")
-        bench.event(PeerLost(f"good-{number}".encode()))
-    for number in range(200):
-        _hello(bench, f"flood-{number}")
-    assert len(bench.state.newcomers) == 40
-    assert all(f"uuid-good-{number}-0" in bench.state.hello_ids for number in range(10))
+    _hello(bench, "runner", uuid="uuid-runner", incarnation=1, hello_id=2)
+    assert bench.sent("runner", Welcome)
 
 
 def test_runners_that_worked_and_left_are_remembered_up_to_a_number(monkeypatch):

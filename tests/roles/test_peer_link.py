@@ -1,23 +1,22 @@
-"""A link ends with an error in its role's code; clocks of other hosts, and what their stages may cost."""
+"""A link ends with an error in its role's code; stages of other hosts get the driver's clock."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from rlzmq.core import trace
 from rlzmq.core.addresses import SocketDirectory
 from rlzmq.net.context import Context
 from rlzmq.net.socket import DrainSocket
 from rlzmq.roles import peer_link
-from rlzmq.roles.peer_link import PeerLink, RemoteTrace
-from rlzmq.wire.messages import Goodbye, TraceClock, TraceEvents, decode_message
-from rlzmq.wire.payloads import unpack_blob
+from rlzmq.roles.peer_link import PeerLink, add_to_trace
+from rlzmq.wire.codec import WireError
+from rlzmq.wire.messages import Goodbye, TraceEvents, decode_message
+from rlzmq.wire.payloads import pack_blob
 
 
 class FailingCore:
@@ -92,45 +91,17 @@ async def test_a_peer_that_stops_during_a_lease_says_goodbye_nevertheless() -> N
             assert await received == Goodbye("before its last fragment was finished")
 
 
-OFFSET_S = -400.0  # the driver's clock minus the runner's
-
-
-@pytest.fixture(autouse=True)
-def left() -> Iterator[None]:
-    yield
-    trace.close()
-
-
-class Runner:
-    """A process on a clock that the test moves; its messages take the given times there and back."""
-
-    def __init__(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.now = 1000.0
-        monkeypatch.setattr(peer_link, "time", SimpleNamespace(perf_counter=lambda: self.now))
-        self.sent: list[tuple[TraceEvents, Sequence[Any]]] = []
-        trace.join(tmp_path / "elsewhere.json", "runner")
-        self.trace = RemoteTrace(lambda message, payload: self.sent.append((message, payload)))
-
-    def answer(self, there_s: float = 0.001, back_s: float = 0.001) -> None:
-        message, _ = self.sent[-1]
-        driver_now = self.now + there_s + OFFSET_S
-        self.now += there_s + back_s
-        self.trace.on_clock(TraceClock("uuid", message.sent_s, driver_now))
-
-
-def test_the_offset_is_that_of_the_shortest_round_trip(
+def test_stages_of_another_host_are_placed_by_the_wall_clocks(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    runner = Runner(tmp_path, monkeypatch)
-    trace.span("env", 1000.0, 1000.5)
-    runner.trace.tick()
-    for number in range(16):
-        assert len(runner.sent) == number + 1, "the exchanges follow each other at once"
-        assert runner.sent[-1][1] == (), "no stage is sent before the offset is known"
-        runner.answer(*((0.0004, 0.0006) if number == 5 else (0.002, 0.2)))
-    runner.now += 0.3
-    runner.trace.tick()
-    (blob,) = runner.sent[-1][1]
-    events = unpack_blob(blob)
-    assert events["offset_s"] == pytest.approx(OFFSET_S, abs=0.0005)
-    assert events["events"] == [["X", "env", 1000.0, 0.5, 0, {}]]
+    added: list[tuple[str, float]] = []
+    monkeypatch.setattr(
+        peer_link.trace, "add_events", lambda source, events, offset_s: added.append((source, offset_s))
+    )
+    clock = SimpleNamespace(perf_counter=lambda: 100.0, time=lambda: 1100.0)
+    monkeypatch.setattr(peer_link, "time", clock)
+    blob = pack_blob({"events": [], "offset_s": 1000.0 - 400.0})  # its clock is 400 s ahead
+    add_to_trace(TraceEvents("uuid"), (blob,))
+    assert added == [("uuid", -400.0)]
+    with pytest.raises(WireError):
+        add_to_trace(TraceEvents("uuid"), ())

@@ -64,7 +64,6 @@ from rlzmq.wire.messages import (
     SnapshotRequest,
     Status,
     StatusRequest,
-    TraceClock,
     TraceEvents,
     UpdateDone,
     Weights,
@@ -83,7 +82,6 @@ class BrokerCore:
 
     Attributes:
         more_status: Returns additional STATUS fields that only the I/O side knows.
-        on_trace: Called with the driver's messages about this broker's own trace.
     """
 
     state: BrokerState
@@ -123,7 +121,6 @@ class BrokerCore:
             Config: requests.on_config,
             StatusRequest: self._on_status_request,
             TraceEvents: requests.on_trace_events,
-            TraceClock: requests.on_trace_clock,
             Goodbye: self._registration.on_goodbye,
         }
 
@@ -461,7 +458,7 @@ class Requests:
     # ------------------------------------------------------------------ the trace
 
     def on_trace_events(self, peer: Peer, message: TraceEvents, event: Received, now: float) -> None:
-        """Forward a peer's stages to the driver, at most one message until the driver has answered.
+        """Forward a peer's stages to the driver, not more often than it should send them.
 
         Raises:
             BoundExceededError: They are too large.
@@ -472,17 +469,9 @@ class Requests:
             raise BoundExceededError(
                 f"TraceEvents of {num_bytes} bytes: at most {_MAX_TRACE_BYTES} are forwarded"
             )
-        if state.driver is not None and now - peer.traced_at >= state.options.resend_s / 2:
+        if state.driver is not None and now - peer.traced_at >= state.options.heartbeat_s / 2:
             peer.traced_at = now
             state.send(state.driver, replace(message, source=peer.uuid), event.payload)
-
-    def on_trace_clock(self, peer: Peer, message: TraceClock, event: Received, now: float) -> None:
-        """Forward the driver's answer to its peer."""
-        state = self._state
-        for traced in state.by_routing.values():
-            if traced.uuid == message.source:
-                traced.traced_at = float("-inf")
-                state.send(traced, message)
 
 
 def _status_of(state: BrokerState, now: float) -> dict[str, Any]:

@@ -96,9 +96,7 @@ class Intake:
         )
         assert entry is not None, f"{fragment} is neither held nor settled"
         peer.sampled += message.num_env_steps
-        if not peer.has_worked:
-            peer.has_worked = True
-            state.newcomers.discard(peer.uuid)
+        peer.has_worked, peer.origin = True, ""
         peer.shown_envs = max(peer.shown_envs, min(peer.hello.num_envs, message.num_env_steps))
         state.most_envs = max(state.most_envs, peer.shown_envs)
         if entry.done >= entry.num_steps:

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from functools import cache
-
 from rlzmq.core.patience import NARROW_PATH, Patience
-from rlzmq.protocol.broker.state import BrokerState, Newcomer, Peer, PublishedState
+from rlzmq.protocol.broker.state import BrokerState, Peer, PublishedState
 from rlzmq.protocol.core import Received
 from rlzmq.wire.messages import Goodbye, Hello, Refused, Welcome
 
 __all__ = ["Registration"]
 
+_MAX_NEWCOMERS = 1024  # of one origin: more than the runners of one host
 _MAX_NAME = 200
 _MAX_ENVS = 2**20
 _MAX_RANKS = 2**16
@@ -38,7 +37,7 @@ class Registration:
             if registered is not None and registered.hello == hello:
                 self._welcome(registered)
             return None
-        refusal = self._mismatch(hello) or self._fence_reason(hello)
+        refusal = self._mismatch(hello) or self._fence_reason(hello) or self._crowd(hello, origin)
         if refusal is not None:
             state.count_refused(refusal[0])
             state.send(routing, Refused(*refusal, hello.generation))
@@ -52,8 +51,6 @@ class Registration:
             self._fence(hello, known[0])
         if hello.replaces and hello.replaces not in state.runners:
             state.fence(hello.replaces)  # an earlier broker knew it: it has ended, and its data will not come
-        if origin and (hello.uuid, incarnation) not in state.ledger.runners:
-            self._make_room(origin, Newcomer(hello.role, hello.name, hello.uuid, incarnation))
         if origin and is_same and hello.role == "runner" and state.returns.try_again(hello.uuid):
             state.notify("path", "runner", hello.name, NARROW_PATH)
         state.know(hello, incarnation)
@@ -70,9 +67,10 @@ class Registration:
             peer.travel, peer.sampling = previous.travel, previous.sampling
             peer.is_overdue, peer.shown_envs = previous.is_overdue, previous.shown_envs
             peer.num_offences, peer.num_unusable = previous.num_offences, previous.num_unusable
-            peer.has_worked = previous.has_worked
+            peer.has_worked, peer.origin = previous.has_worked, previous.origin
         else:
             peer.silence = Patience(state.options.peer_timeout_s)
+            peer.origin = "" if (hello.uuid, incarnation) in state.ledger.runners else origin
         peer.silence.begin(now)
         state.by_routing[routing] = peer
         self._welcome(peer)
@@ -93,6 +91,8 @@ class Registration:
             del state.ranks[peer.hello.rank]
         elif role == "driver" and state.driver is peer:
             state.driver = None
+        if peer.origin:
+            state.forget_newcomer(peer)
         state.notify(event, role, peer.hello.name, detail)
 
     def on_goodbye(self, peer: Peer, message: Goodbye, event: Received, now: float) -> None:
@@ -107,20 +107,14 @@ class Registration:
 
     # ------------------------------------------------------------------ private
 
-    def _make_room(self, origin: str, newcomer: Newcomer) -> None:
-        """Add an external newcomer, and turn another one away if there are too many."""
+    def _crowd(self, hello: Hello, origin: str) -> tuple[str, str] | None:
         state = self._state
-        connected = cache(lambda: {peer.uuid: peer for peer in state.by_routing.values()})
-        leaving = state.newcomers.add(origin, newcomer, lambda other: other.uuid in connected())
-        if leaving is None:
-            return
-        state.count_refused("crowd")
-        peer = connected().get(leaving.uuid)
-        if peer is not None:
-            detail = f"too many processes from {origin} have registered without working"
-            state.send(peer, Refused("crowd", detail, peer.hello.generation))
-            self.forget(peer, "refused", detail)
-        state.forget_newcomer(leaving)
+        if not origin or (hello.uuid, self._incarnation(hello)) in state.ledger.runners:
+            return None
+        others = (peer for peer in state.by_routing.values() if peer.uuid != hello.uuid)
+        if sum(peer.origin == origin for peer in others) < _MAX_NEWCOMERS:
+            return None
+        return "crowd", f"too many processes from {origin} have registered without working"
 
     def _welcome(self, peer: Peer) -> None:
         state, options = self._state, self._state.options

@@ -1,7 +1,7 @@
 """BrokerState: peers, the learner group, open updates, the ledger, and the weights.
 
 The holder of a key may send HELLO with any number of names. Records of runners that delivered are kept for long. Those
-of other runners can be forgotten without loss, so they are removed first.
+of other peers from outside, the newcomers, can be forgotten without loss: they are removed with the connection.
 
 ```
  rank 0 ── WEIGHTS ──► store ─► PUB to all runners; SNAPSHOT to a runner that joins late or requests it
@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import itertools
 from collections import OrderedDict, deque
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Literal, TypeVar
 
@@ -47,8 +46,6 @@ __all__ = [
     "BrokerOptions",
     "BrokerState",
     "KeptReport",
-    "Newcomer",
-    "Newcomers",
     "OpenedUpdate",
     "Peer",
     "PublishedState",
@@ -157,69 +154,6 @@ class Receipts:
         self._forgettable.pop((runner, incarnation), None)
 
 
-# More than the runners of one host. A record takes about 1 kB.
-_MAX_PER_ORIGIN = 1024
-_MAX_IN_ALL = 4096
-
-
-@dataclass(frozen=True, slots=True)
-class Newcomer:
-    """The identity of a registered process."""
-
-    role: str
-    name: str
-    uuid: str
-    incarnation: int
-
-
-class Newcomers:
-    """Newcomers by origin: the role of the key, and the address."""
-
-    def __init__(self) -> None:
-        self._of: dict[str, OrderedDict[str, Newcomer]] = {}
-        self._origins: dict[str, str] = {}
-
-    def __len__(self) -> int:
-        return len(self._origins)
-
-    def add(
-        self, origin: str, newcomer: Newcomer, is_connected: Callable[[Newcomer], bool]
-    ) -> Newcomer | None:
-        """Add a newcomer.
-
-        Returns:
-            A newcomer to forget if there are too many: from this origin if it has too many, else from the origin with
-            the most; disconnected ones first, then the oldest.
-        """
-        self.discard(newcomer.uuid)
-        known = self._of.setdefault(origin, OrderedDict())
-        known[newcomer.uuid] = newcomer
-        self._origins[newcomer.uuid] = origin
-        if len(known) > _MAX_PER_ORIGIN:
-            crowd = known
-        elif len(self) > _MAX_IN_ALL:
-            crowd = max(self._of.values(), key=len)
-        else:
-            return None
-        others = (other for other in crowd.values() if other is not newcomer)
-        first = next(others, None)
-        if first is None:
-            return None
-        leaving = (
-            first if not is_connected(first) else next(filter(lambda o: not is_connected(o), others), first)
-        )
-        self.discard(leaving.uuid)
-        return leaving
-
-    def discard(self, uuid: str) -> None:
-        """Remove a process that has worked. No effect if it is not a newcomer."""
-        origin = self._origins.pop(uuid, None)
-        if origin is not None:
-            del self._of[origin][uuid]
-            if not self._of[origin]:
-                del self._of[origin]
-
-
 K = TypeVar("K")
 V = TypeVar("V")
 
@@ -248,6 +182,7 @@ class Peer:
         is_overdue: For a runner: whether a lease expired despite its progress, and it has delivered nothing since then.
         shown_envs: For a runner: env steps of its largest fragment, at most its `num_envs`; 0 before the first.
         has_worked: Whether the runner's samples were accepted.
+        origin: For a newcomer, i.e. a peer from outside that has not worked: the role of its key, and its address.
         progress: What it last reported.
         pace_s: For a runner, the longest recent time between two of its vector steps; for a rank, how long it may make
             no progress.
@@ -259,7 +194,7 @@ class Peer:
         num_offences: Number of protocol violations; see `Admission.offend`.
         num_unusable: For a runner: number of fragments that learners could not use.
         pace, fragment_at: For a runner: its sampling speed, and when its last fragment arrived.
-        traced_at: When its last TRACE_EVENTS was forwarded, if that is unanswered.
+        traced_at: When its last TRACE_EVENTS was forwarded.
     """
 
     routing: bytes
@@ -271,6 +206,7 @@ class Peer:
     is_overdue: bool = False
     shown_envs: int = 0
     has_worked: bool = False
+    origin: str = ""
     progress: int = -1
     pace_s: float = 0.0
     silence: Patience = field(default_factory=Patience)
@@ -384,7 +320,6 @@ class BrokerState:
         self.names: OrderedDict[tuple[str, str], tuple[str, int]] = OrderedDict()
         self.fenced: OrderedDict[str, None] = OrderedDict()
         self.hello_ids: OrderedDict[str, int] = OrderedDict()
-        self.newcomers: Newcomers = Newcomers()
         self.references: dict[str, str] = {}
         self.config_requests: Retries = Retries(_MAX_CONFIG_REQUESTS)
         self.returns: Retries = Retries(
@@ -526,14 +461,14 @@ class BrokerState:
         _remember(self.hello_ids, hello.uuid, hello.hello_id, _MAX_KNOWN)
         _remember(self.names, (hello.role, hello.name), (hello.uuid, incarnation), _MAX_KNOWN)
 
-    def forget_newcomer(self, newcomer: Newcomer) -> None:
+    def forget_newcomer(self, peer: Peer) -> None:
         """Remove all records of a newcomer."""
-        self.hello_ids.pop(newcomer.uuid, None)
-        name = newcomer.role, newcomer.name
-        if self.names.get(name, ("",))[0] == newcomer.uuid:
+        self.hello_ids.pop(peer.uuid, None)
+        name = peer.hello.role, peer.hello.name
+        if self.names.get(name, ("",))[0] == peer.uuid:
             del self.names[name]
-        if (newcomer.uuid, newcomer.incarnation) in self.ledger.runners:
-            self._forget_runner(newcomer.uuid, newcomer.incarnation)
+        if (peer.uuid, peer.incarnation) in self.ledger.runners:
+            self._forget_runner(peer.uuid, peer.incarnation)
 
     def forget_absent(self, now: float) -> None:
         """Forget runners that were absent for too long, and the longest absent ones if there are too many.
@@ -559,7 +494,6 @@ class BrokerState:
     def _forget_runner(self, uuid: str, incarnation: int) -> None:
         self.ledger.forget(uuid, incarnation)
         self.receipts.forget_record(uuid, incarnation)
-        self.newcomers.discard(uuid)
 
     def drop(self, entry: Entry, reason: DropReason) -> None:
         """Drop an entry's free steps. Its meta still reaches the driver."""
