@@ -14,7 +14,7 @@ from rlzmq.core.imports import LazyModule
 from rlzmq.core.names import LEARNER_PATH
 from rlzmq.core.patience import Supervision
 from rlzmq.driver.async_env_runner_group import asyncio_gather
-from rlzmq.driver.process_config import config_for_learners, one_less, one_more, weights_to_load
+from rlzmq.driver.process_config import config_for_learners, weights_to_load
 from rlzmq.driver.supervision import LearnerSupervisor, spawn_within
 from rlzmq.learners.sources import num_env_steps_of
 from rlzmq.modules.saving import read_module_states
@@ -296,10 +296,9 @@ class AsyncLearnerGroup:
         """Let rank 0 of an offline algorithm evaluate on held-out data; see OfflineLearner.evaluate_offline."""
         if self.local_learner is not None:
             return self.local_learner.evaluate_offline()  # type: ignore[no-any-return]
-        result: dict[str, Any] = await self._on_rank_0(
+        return await self._on_rank_0(  # type: ignore[no-any-return]
             lambda handle: handle.apply(lambda role: role.learner.evaluate_offline())
         )
-        return result
 
     def fault_tolerance(self) -> dict[str, int]:
         """Return the number of living ranks, of replaced ranks, and of re-formations of the group."""
@@ -315,9 +314,7 @@ class AsyncLearnerGroup:
 
     async def get_state(self) -> dict[str, Any]:
         """Return rank 0's learner state, which equals that of all ranks."""
-        if self.local_learner is not None:
-            return self.local_learner.get_state()  # type: ignore[no-any-return]
-        state: dict[str, Any] = await self._on_rank_0(lambda handle: handle.get_state())
+        state: dict[str, Any] = await self._on_rank_0(lambda learner: learner.get_state())
         self._remember(state)
         return state
 
@@ -334,9 +331,8 @@ class AsyncLearnerGroup:
 
     async def get_sources(self) -> list[dict[str, Any]]:
         """Return the state of each rank's batch source, by rank."""
-        if self.local_learner is not None:
-            return [self.local_learner.get_state("source")["source"]]
-        return await self._on_all(lambda handle: handle.get_source())
+        states = await self._on_all(lambda learner: learner.get_state("source"))
+        return [state["source"] for state in states]
 
     async def set_sources(self, states: Sequence[Mapping[str, Any]]) -> bool:
         """Restore the ranks' batch sources. If the number of ranks differs, the contents of replay buffers are divided.
@@ -452,9 +448,17 @@ class AsyncLearnerGroup:
             return await self.algorithm.add_module(
                 module_id, module_spec, add_to_env_runners=False, add_to_eval_env_runners=False, **options
             )
-        changed = one_more(self.config, self.module_spec, module_id, module_spec, **options)
-        await self.change_modules(*changed, self.synced_module_ids)
-        return self.module_spec
+        specs = self.module_spec.as_multi_rl_module_spec().copy()
+        specs.add_modules({module_id: module_spec}, override=False)
+        per_module = dict(self.config.algorithm_config_overrides_per_module)
+        if config_overrides:
+            per_module[module_id] = dict(config_overrides)
+        return await self._change_alone(
+            specs,
+            lambda learner: learner.add_module(module_id=module_id, module_spec=module_spec, **options),
+            algorithm_config_overrides_per_module=per_module,
+            policies_to_train=new_should_module_be_updated,
+        )
 
     async def remove_module(self, module_id: str, *, new_should_module_be_updated: object = None) -> Any:
         """Remove a module from the learners of a standalone group, between two updates.
@@ -474,8 +478,23 @@ class AsyncLearnerGroup:
             return await self.algorithm.remove_module(
                 module_id, remove_from_env_runners=False, remove_from_eval_env_runners=False, **options
             )
-        changed = one_less(self.config, self.module_spec, module_id, **options)
-        await self.change_modules(*changed, self.synced_module_ids)
+        specs = self.module_spec.as_multi_rl_module_spec().copy()
+        specs[module_id]  # raises KeyError if there is no such module
+        specs.remove_modules(module_id)
+        return await self._change_alone(
+            specs,
+            lambda learner: learner.remove_module(module_id, **options),
+            policies_to_train=new_should_module_be_updated,
+        )
+
+    async def _change_alone(self, specs: Any, change: Callable[[Any], Any], **settings: Any) -> Any:
+        """Change the modules of a standalone group; settings that are None stay as they are."""
+        config = self.config.copy(copy_frozen=False)
+        for name, value in settings.items():
+            if value is not None:
+                setattr(config, name, value)
+        config.freeze()
+        await self.change_modules(config, specs, change, self.synced_module_ids)
         return self.module_spec
 
     async def change_modules(
@@ -522,7 +541,9 @@ class AsyncLearnerGroup:
         return snapshot, version
 
     async def _on_rank_0(self, call: Callable[[Any], Any]) -> Any:
-        """Await ``call(handle)`` for the current rank 0. Repeat it if the rank dies."""
+        """Await ``call(handle)`` for the current rank 0, and repeat it if it dies; or call it for the local learner."""
+        if self.local_learner is not None:
+            return call(self.local_learner)
         assert self.supervisor is not None
         return await self.supervisor.call(lambda handles: call(handles[0]))
 

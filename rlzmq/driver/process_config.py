@@ -26,8 +26,6 @@ __all__ = [
     "NewRules",
     "config_for_learners",
     "config_for_runners",
-    "one_less",
-    "one_more",
     "training",
     "weights_to_load",
     "with_module",
@@ -267,9 +265,6 @@ def training(config: BaseConfig, module_ids: Sequence[str] | None) -> BaseConfig
     return _edited(config, {"policies_to_train": trained}, check=False)
 
 
-Changed = tuple[Any, Any, Callable[[Any], Any]]
-
-
 def weights_to_load(
     module_spec: Any,
     *,
@@ -294,52 +289,3 @@ def weights_to_load(
     for module_id in weights:
         mine[module_id]  # raises KeyError if the learners have no such module
     return weights
-
-
-def one_more(
-    config: BaseConfig,
-    module_spec: Any,
-    module_id: str,
-    new: object,
-    *,
-    config_overrides: Mapping[str, Any] | None,
-    new_should_module_be_updated: object,
-) -> Changed:
-    """Return (config, specs, function that adds the module to a learner); see `AsyncLearnerGroup.add_module`."""
-    specs = module_spec.as_multi_rl_module_spec().copy()
-    specs.add_modules({module_id: new}, override=False)
-    config = config.copy(copy_frozen=False)
-    if config_overrides:
-        per_module = dict(config.algorithm_config_overrides_per_module)
-        config.algorithm_config_overrides_per_module = {**per_module, module_id: dict(config_overrides)}
-
-    def change(learner: Any) -> None:
-        learner.add_module(
-            module_id=module_id,
-            module_spec=new,
-            config_overrides=config_overrides,
-            new_should_module_be_updated=new_should_module_be_updated,
-        )
-
-    return _training(config, new_should_module_be_updated), specs, change
-
-
-def one_less(
-    config: BaseConfig, module_spec: Any, module_id: str, *, new_should_module_be_updated: Any
-) -> Changed:
-    """Return (config, specs, function that removes the module from a learner)."""
-    specs = module_spec.as_multi_rl_module_spec().copy()
-    specs[module_id]  # raises KeyError if there is no such module
-    specs.remove_modules(module_id)
-
-    def change(learner: Any) -> None:
-        learner.remove_module(module_id, new_should_module_be_updated=new_should_module_be_updated)
-
-    return _training(config.copy(copy_frozen=False), new_should_module_be_updated), specs, change
-
-
-def _training(config: BaseConfig, to_train: object) -> BaseConfig:
-    if to_train is not None:
-        config.policies_to_train = to_train
-    config.freeze()
-    return config

@@ -148,17 +148,13 @@ class LearnerRole(PeerRole):
         with self.update_watch.call("an update"):
             return self.learner.update(**kwargs)  # type: ignore[no-any-return]
 
-    def get_state(self) -> dict[str, Any]:
+    def get_state(self, components: str | None = None) -> dict[str, Any]:
         """See Learner.get_state."""
-        return self.learner.get_state()  # type: ignore[no-any-return]
+        return self.learner.get_state(components)  # type: ignore[no-any-return]
 
     def set_state(self, state: Mapping[str, Any]) -> None:
         """See Learner.set_state."""
         self.learner.set_state(state)
-
-    def get_source(self) -> dict[str, Any]:
-        """Return the state of the batch source."""
-        return self.learner.get_state("source")["source"]  # type: ignore[no-any-return]
 
     def get_inference_weights(self, module_ids: list[str] | None = None) -> tuple[Any, int]:
         """Return (snapshot of the inference weights, version).

@@ -378,7 +378,7 @@ class EnvRunnerRole(PeerRole):
     """The actor in a runner's process.
 
     Plain methods run on the actor's thread, the only one that uses the env runner; `async` methods run
-    on its event loop.
+    on its event loop. Methods that are not here are the env runner's.
 
     Args:
         config: The run's config.
@@ -442,45 +442,15 @@ class EnvRunnerRole(PeerRole):
         self.env_watch.attend(self.env_runner.env)  # it may have been replaced
         return self.env_watch.call(self.env_watch.STEPS)
 
+    def __getattr__(self, name: str) -> Any:
+        """Return any other public method of the env runner."""
+        if name.startswith("_") or name == "env_runner":  # it is not made yet
+            raise AttributeError(name)
+        return getattr(self.env_runner, name)
+
     def measure(self, options: Mapping[str, Any]) -> list[dict[str, Any]]:
         """Sample and return only the batch's meta."""
         return [self.sample_with_metrics(options).meta]
-
-    def set_weights(
-        self, snapshot: object, version: int, generation: int = 0, num_env_steps: int | None = None
-    ) -> bool:
-        """See EnvRunner.set_weights."""
-        return self.env_runner.set_weights(  # type: ignore[no-any-return]
-            snapshot, version=version, generation=generation, num_env_steps=num_env_steps
-        )
-
-    def get_connector_delta(self) -> dict[str, Any]:
-        """See EnvRunner.get_connector_delta."""
-        return self.env_runner.get_connector_delta()  # type: ignore[no-any-return]
-
-    def set_connector_state(self, state: Mapping[str, Any]) -> None:
-        """See EnvRunner.set_connector_state."""
-        self.env_runner.set_connector_state(state)
-
-    def get_metrics(self) -> Any:
-        """See EnvRunner.get_metrics."""
-        return self.env_runner.get_metrics()
-
-    def get_spaces(self) -> dict[str, Any]:
-        """See EnvRunner.get_spaces."""
-        return self.env_runner.get_spaces()  # type: ignore[no-any-return]
-
-    def get_state(self) -> dict[str, Any]:
-        """See EnvRunner.get_state."""
-        return self.env_runner.get_state()  # type: ignore[no-any-return]
-
-    def set_state(self, state: Mapping[str, Any]) -> None:
-        """See EnvRunner.set_state."""
-        self.env_runner.set_state(state)
-
-    def begin_again(self, number: int) -> None:
-        """See EnvRunner.begin_again."""
-        self.env_runner.begin_again(number)
 
     def change_modules(self, config: BaseConfig, synced_module_ids: list[str] | None) -> str:
         """Call EnvRunner.change_modules; return the digest of the new weights layout, for `expect_layout`."""

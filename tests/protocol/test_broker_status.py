@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from core_fakes import Bench, bench_with_runner
 
-from rlzmq.protocol.core import PeerLost, Publish, Tick
+from rlzmq.protocol.core import PeerLost, Tick
 from rlzmq.wire.messages import (
     Committed,
     DriverState,
@@ -143,15 +143,6 @@ def test_a_damaged_payload_of_a_known_peer_is_refused_and_nothing_changes():
     bench.hello("learner-1", "learner", (b"", b"x"), rank=0, num_ranks=1, generation=2)
     assert bench.sent("learner-1", Refused)[0].reason == "array"
     assert bench.state.generation == 1
-
-
-@pytest.mark.parametrize(("limit", "has_body"), [(7, False), (8, True)])
-def test_weights_up_to_a_size_are_pushed(limit, has_body):
-    bench = Bench(push_weights_below_bytes=limit)
-    bench.learner()
-    bench.weights(3)
-    (published,) = [item for item in bench.out if isinstance(item, Publish)]
-    assert (len(published.frame) == 512 + 8) is has_body
 
 
 # ------------------------------------------------------------------ notices

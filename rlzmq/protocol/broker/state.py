@@ -26,7 +26,6 @@ from rlzmq.wire.codec import (
     Spans,
     WireMessage,
     first_number,
-    notice_of,
     open_publication,
 )
 from rlzmq.wire.messages import (
@@ -76,7 +75,6 @@ class BrokerOptions:
             without a lease, as runners do after a restart of the broker.
         forget_after_s: A runner absent for this long is forgotten and may not come back.
         death_limit: Number of learner deaths during its training after which a fragment is quarantined.
-        push_weights_below_bytes: Larger weights are only announced; receivers request them.
     """
 
     run_id: str
@@ -91,7 +89,6 @@ class BrokerOptions:
     resent_bytes: int = 1024 * 1024 * 1024
     forget_after_s: float = 3600.0
     death_limit: int = 3
-    push_weights_below_bytes: int = 32 * 1024 * 1024
 
 
 class Receipts:
@@ -543,7 +540,7 @@ class PublishedState:
         if state.weights is not None and header.order <= state.weights.order:
             return
         state.weights, state.weights_frame = header, event.payload[0]
-        state.out.append(Publish(self._publication()))
+        state.out.append(Publish(state.weights_frame))
         self.release_published()
 
     def release_published(self) -> None:
@@ -571,14 +568,6 @@ class PublishedState:
             state.send(peer, Snapshot(*state.weights.order), (state.weights_frame,))
         if message.connector_version < state.connector_version:
             self._send_connector_state(peer)
-
-    def _publication(self) -> Buffer:
-        """Return the frame for PUB: the weights, or a notice if they are large."""
-        state = self._state
-        assert state.weights is not None
-        if state.weights.num_bytes <= state.options.push_weights_below_bytes:
-            return state.weights_frame
-        return notice_of(state.weights)
 
     # ------------------------------------------------------------------ connector state
 
