@@ -14,10 +14,6 @@ from rlzmq.config.base_config import BaseConfig
 from rlzmq.core.addresses import split_tcp
 from rlzmq.core.errors import ConfigurationError
 from rlzmq.core.files import read_private_file, write_private_file
-from rlzmq.core.spaces import space_from_plain, space_to_plain
-from rlzmq.core.trust import CALLER
-from rlzmq.modules.multi_rl_module_spec import MultiRLModuleSpec
-from rlzmq.modules.spec import RLModuleSpec
 from rlzmq.net.keys import CurveServer, JoinFile, KeyPair, writer_of
 from rlzmq.roles.peer_link import package_version
 from rlzmq.wire.payloads import pack_blob, unpack_blob
@@ -33,7 +29,6 @@ __all__ = [
     "write_join_files",
 ]
 
-_SPACES = ("observation_space", "action_space")
 ROLES = ("runner", "learner", "observer")
 
 
@@ -166,14 +161,8 @@ def pack_config(config: BaseConfig) -> bytes:
     Raises:
         ConfigurationError: A setting contains code without an importable name.
     """
-    plain = config.copy(copy_frozen=False)
-    spaces = {name: space_to_plain(config.get(name)) for name in _SPACES if config.get(name) is not None}
-    spec = config.to_dict()["rl_module_spec"]
-    for name in (*spaces, *(("rl_module_spec",) if spec is not None else ())):
-        setattr(plain, name, None)
     try:
-        settings = plain.get_state()
-        spec_plain = None if spec is None else [hasattr(spec, "rl_module_specs"), spec.to_dict()]
+        settings = config.get_state()
     except ConfigurationError as error:
         raise ConfigurationError(
             f"{error} Peers that join over config.listen={config.listen!r} import code by its name; "
@@ -181,17 +170,14 @@ def pack_config(config: BaseConfig) -> bytes:
         ) from None
     kind = type(config)
     name = f"{kind.__module__}:{kind.__qualname__}"
-    packed = {"class": name, "settings": settings, "spaces": spaces, "rl_module_spec": spec_plain}
-    return bytes(pack_blob({"rlzmq": package_version(), **packed}))
+    return bytes(pack_blob({"rlzmq": package_version(), "class": name, "settings": settings}))
 
 
 def unpack_config(blob: object) -> tuple[str, dict[str, Any]]:
-    """Return (name of the config class, settings) from a frame of `pack_config`, with spaces and module specs built.
-
-    Module classes are imported by name: a peer that joins a run trusts it to name them.
+    """Return (name of the config class, settings for its `from_state`) from a frame of `pack_config`.
 
     Raises:
-        ConfigurationError: The frame is invalid or from another version of rlzmq, or names an unknown class.
+        ConfigurationError: The frame is invalid or from another version of rlzmq.
     """
     data = unpack_blob(blob)
     theirs = data.get("rlzmq") if isinstance(data, dict) else None
@@ -200,14 +186,6 @@ def unpack_config(blob: object) -> tuple[str, dict[str, Any]]:
             f"the run uses rlzmq {theirs}, this machine has rlzmq {package_version()}: install the same version"
         )
     try:
-        name, settings = str(data["class"]), dict(data["settings"])
-        spaces, spec = dict(data["spaces"]), data["rl_module_spec"]
+        return str(data["class"]), dict(data["settings"])
     except (KeyError, TypeError, ValueError):
         raise ConfigurationError("this rlzmq cannot read the run's configuration") from None
-    settings |= {key: space_from_plain(space) for key, space in spaces.items() if key in _SPACES}
-    if spec is not None:
-        is_multi, plain = spec
-        settings["rl_module_spec"] = (MultiRLModuleSpec if is_multi else RLModuleSpec).from_dict(
-            plain, trust=CALLER
-        )
-    return name, settings

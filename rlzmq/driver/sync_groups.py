@@ -116,7 +116,7 @@ class EnvRunnerGroup(_OwnProcesses, Synchronous[AsyncEnvRunnerGroup]):
         from_worker_or_learner_group: object = None,
         **options: object,
     ) -> None:
-        """Send weights to all runners (see RunnerCalls.sync_weights)."""
+        """Send weights to all runners (see AsyncEnvRunnerGroup.sync_weights)."""
         source = from_worker_or_learner_group
         if isinstance(source, LearnerGroup):
             is_of_run = source._async is self._async.learner_group

@@ -1,4 +1,4 @@
-"""RunnerCalls without processes: which runners are called, and what comes back when."""
+"""Function calls of a group without processes: which runners are called, and what comes back when."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 
 from rlzmq import EnvRunnerGroup, MetricsLogger, PPOConfig, SingleAgentEnvRunner
 from rlzmq.core.metrics import ReducedMetrics
-from rlzmq.driver.runner_calls import RunnerCalls
+from rlzmq.driver.async_env_runner_group import AsyncEnvRunnerGroup
 from rlzmq.wire.payloads import pack_blob, unpack_blob
 
 
@@ -46,8 +46,7 @@ class Supervisor:
 
 
 def remote_calls(num: int = 3) -> Any:
-    calls = RunnerCalls()
-    calls.local_env_runner = None
+    calls: Any = AsyncEnvRunnerGroup(PPOConfig())
     calls.handles = [Handle(number) for number in range(1, num + 1)]
     calls.supervisor = Supervisor(calls.handles)
     return calls
