@@ -33,7 +33,7 @@ from rlzmq.wire.messages import (
     Resume,
     UpdateReport,
 )
-from rlzmq.wire.payloads import FragmentRange, pack_ranges, unpack_blobs, unpack_ranges
+from rlzmq.wire.payloads import FragmentRange, pack_ranges, split_frames, unpack_ranges
 
 __all__ = ["DriverCore", "parse_report"]
 
@@ -224,19 +224,19 @@ def parse_report(message: UpdateReport, payload: tuple[Buffer, ...]) -> Report:
     Raises:
         WireError: The frames are malformed.
     """
-    if len(payload) != 8:
-        raise MalformedFrameError(f"a report has 8 payload frames, got {len(payload)}")
+    if len(payload) != 6:
+        raise MalformedFrameError(f"a report has 6 payload frames, got {len(payload)}")
     if len(message.versions) != len(message.version_steps):
         raise MalformedFrameError("a report has as many numbers of env steps as weights versions")
-    ranges, metas = unpack_ranges(payload[:2]), unpack_blobs(payload[2:4])
+    ranges, metas = unpack_ranges(payload[:2]), split_frames(payload[2])
     if len(ranges) != len(metas):
         raise MalformedFrameError(f"a report of {len(ranges)} fragments came with {len(metas)} metas")
     watermarks: dict[tuple[str, int], int] = {}
     forgotten: list[tuple[str, int]] = []
-    for (runner, incarnation, watermark), _, is_gone in unpack_ranges(payload[6:]):
+    for (runner, incarnation, watermark), _, is_gone in unpack_ranges(payload[4:]):
         if is_gone:
             forgotten.append((runner, incarnation))
         else:
             watermarks[runner, incarnation] = watermark
     fragments = [(item.fragment, item.num_steps, meta) for item, meta in zip(ranges, metas, strict=True)]
-    return Report(message, fragments, unpack_blobs(payload[4:6]), watermarks, forgotten)
+    return Report(message, fragments, split_frames(payload[3]), watermarks, forgotten)

@@ -287,8 +287,8 @@ class OpenUpdate(WireMessage):
 class UpdateReport(WireMessage):
     """Report of a committed update, repeated until DRIVER_STATE.next_report passes it.
 
-    Payload: eight frames. `ranges.pack_ranges` of the fragments reported for the first time (first =
-    0, num_steps = their env steps), `ranges.pack_blobs` of their metas in that order, `pack_blobs`
+    Payload: six frames. `payloads.pack_ranges` of the fragments reported for the first time (first =
+    0, num_steps = their env steps), `payloads.join_frames` of their metas in that order, `join_frames`
     of the ranks' results in order of rank, `pack_ranges` of the committed watermarks that moved since
     the last report (num_steps = 1 marks a runner that is gone for good).
 

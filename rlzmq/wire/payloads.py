@@ -56,15 +56,15 @@ __all__ = [
     "encode_fragment",
     "fragment_from_bytes",
     "fragment_to_bytes",
+    "join_frames",
     "pack_blob",
-    "pack_blobs",
     "pack_ranges",
     "pack_value",
     "slice_fragment",
     "sorted_by_env",
+    "split_frames",
     "to_spans",
     "unpack_blob",
-    "unpack_blobs",
     "unpack_ranges",
     "unpack_value",
 ]
@@ -128,11 +128,35 @@ def unpack_value(arrays: Sequence[npt.NDArray[Any]]) -> Any:
         raise MalformedFrameError(f"a value's tree: {error}") from None
 
 
+def join_frames(frames: Iterable[Buffer]) -> bytes:
+    """Return frames as one: their number, their lengths, then the frames. They are copied."""
+    parts = [memoryview(frame).cast("B") for frame in frames]
+    return b"".join([np.array([len(parts), *map(len, parts)], dtype="<u8").tobytes(), *parts])
+
+
+@wire_decoder
+def split_frames(joined: Buffer) -> list[memoryview]:
+    """Return the frames from a result of `join_frames`, as views.
+
+    Raises:
+        WireError: It is not such a result, is truncated, or has trailing bytes.
+    """
+    view = memoryview(joined).cast("B")
+    end = 8 * (int.from_bytes(view[:8], "little") + 1)
+    if len(view) < end:
+        raise MalformedFrameError(f"joined frames begin with {end} bytes of lengths, got {len(view)} bytes")
+    frames = []
+    for length in np.frombuffer(view[8:end], "<u8").tolist():
+        frames.append(view[end : end + length])
+        end += length
+    if end != len(view):
+        raise ArrayMismatchError(f"joined frames of {end} bytes came in {len(view)} bytes")
+    return frames
+
+
 def pack_blob(value: object) -> bytes:
     """Return a value as one frame. Arrays are copied. For small values such as metrics."""
-    frames: list[Buffer] = [memoryview(frame).cast("B") for frame in encode(0, {}, pack_value(value))]
-    lengths = np.array([len(frames), *map(len, frames)], dtype="<u8")
-    return b"".join([lengths.tobytes(), *frames])
+    return join_frames(encode(0, {}, pack_value(value)))
 
 
 @wire_decoder
@@ -142,19 +166,7 @@ def unpack_blob(blob: Buffer) -> Any:
     Raises:
         WireError: It is not a packed value, is truncated, or has trailing bytes.
     """
-    view = memoryview(blob).cast("B")
-    num_frames = int.from_bytes(view[:8], "little")
-    if len(view) < 8 or num_frames > MAX_ARRAYS + 1 or len(view) < 8 * (num_frames + 1):
-        raise MalformedFrameError(f"not a packed value: {len(view)} bytes that declare {num_frames} frames")
-    offset = 8 * (num_frames + 1)
-    frames = []
-    for index in range(num_frames):
-        length = int.from_bytes(view[8 * (index + 1) : 8 * (index + 2)], "little")
-        frames.append(view[offset : offset + length])
-        offset += length
-    if offset != len(view):
-        raise ArrayMismatchError(f"a packed value of {offset} bytes came in {len(view)} bytes")
-    return unpack_value(decode(frames).arrays)
+    return unpack_value(decode(split_frames(blob)).arrays)
 
 
 class _Writer(TreeWriter):
@@ -415,34 +427,6 @@ def unpack_ranges(frames: Sequence[Buffer]) -> list[FragmentRange]:
     ]
 
 
-def pack_blobs(blobs: Iterable[Buffer]) -> list[Buffer]:
-    """Return two frames: ``<i8`` lengths, and the concatenated blobs."""
-    parts = [bytes(memoryview(blob).cast("B")) for blob in blobs]
-    return [np.array([len(part) for part in parts], dtype="<i8").tobytes(), b"".join(parts)]
-
-
-@wire_decoder
-def unpack_blobs(frames: Sequence[Buffer]) -> list[memoryview]:
-    """Return the blobs from frames of `pack_blobs`, as views.
-
-    Raises:
-        WireError: The frames are malformed, or the lengths do not match.
-    """
-    if len(frames) != 2:
-        raise MalformedFrameError(f"blobs come in 2 frames, got {len(frames)}")
-    raw, body = memoryview(frames[0]).cast("B"), memoryview(frames[1]).cast("B")
-    if len(raw) % 8 or len(raw) // 8 > _MAX_RANGES:
-        raise MalformedFrameError(f"blob lengths have 8 bytes each, got {len(raw)} bytes")
-    lengths = np.frombuffer(raw, dtype="<i8").tolist() if len(raw) else []
-    if any(length < 0 for length in lengths) or sum(lengths) != len(body):
-        raise ArrayMismatchError(f"blobs of {sum(lengths)} bytes came in {len(body)} bytes")
-    blobs, offset = [], 0
-    for length in lengths:
-        blobs.append(body[offset : offset + length])
-        offset += length
-    return blobs
-
-
 def to_spans(numbers: Iterable[int]) -> tuple[tuple[int, int], ...]:
     """Return numbers as sorted spans ``(first, last)``, both included: 1 2 3 7 → ((1, 3), (7, 7))."""
     spans: list[tuple[int, int]] = []
@@ -557,8 +541,7 @@ def _cut(
 
 def fragment_to_bytes(frames: Sequence[Buffer]) -> bytes:
     """Return a fragment message as the content of one file, for quarantine."""
-    lengths, body = pack_blobs(frames)
-    return b"".join([_FILE_MAGIC, len(frames).to_bytes(4, "little"), lengths, body])
+    return _FILE_MAGIC + join_frames(frames)
 
 
 @wire_decoder
@@ -568,12 +551,9 @@ def fragment_from_bytes(content: bytes) -> list[memoryview]:
     Raises:
         WireError: It is not a quarantine file, or a truncated one.
     """
-    view = memoryview(content)
-    start = len(_FILE_MAGIC) + 4
-    if bytes(view[: len(_FILE_MAGIC)]) != _FILE_MAGIC or len(view) < start:
+    if not content.startswith(_FILE_MAGIC):
         raise MalformedFrameError("not a quarantined fragment: the file does not begin as one")
-    num_frames = int.from_bytes(view[len(_FILE_MAGIC) : start], "little")
-    return unpack_blobs([view[start : start + 8 * num_frames], view[start + 8 * num_frames :]])
+    return split_frames(memoryview(content)[len(_FILE_MAGIC) :])
 
 
-_FILE_MAGIC = b"rlzmq fragment 1\n"
+_FILE_MAGIC = b"rlzmq fragment 2\n"

@@ -12,7 +12,7 @@ from rlzmq.protocol.learner_core import LearnerCore, LearnerMemory
 from rlzmq.protocol.runner_core import RunnerCore
 from rlzmq.wire import messages as m
 from rlzmq.wire.codec import FragmentId, WireError
-from rlzmq.wire.payloads import FragmentRange, pack_blobs, pack_ranges, unpack_ranges
+from rlzmq.wire.payloads import FragmentRange, join_frames, pack_ranges, unpack_ranges
 
 # ------------------------------------------------------------------ a runner
 
@@ -114,7 +114,7 @@ def test_what_reports_have_told_goes_to_the_next_broker():
             dropped={"stale": update_id}, versions=(0,), version_steps=(10,),
         )  # fmt: skip
         marks = [FragmentRange(FragmentId(runner, 1, seq), 0, is_gone) for runner, seq, is_gone in watermarks]
-        payload = (*pack_ranges([]), *pack_blobs([]), *pack_blobs([b"r"]), *pack_ranges(marks))
+        payload = (*pack_ranges([]), join_frames([]), join_frames([b"r"]), *pack_ranges(marks))
         receive(core, report, payload=payload)
     (hello,) = instructions_in(core.start(0.0), E.Send)
     assert unpack_ranges(hello.payload) == [FragmentRange(FragmentId("a", 1, 4), 0, 0)], (

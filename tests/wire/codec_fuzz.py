@@ -30,12 +30,12 @@ from rlzmq.wire.payloads import (
     FragmentRange,
     decode_fragment,
     encode_fragment,
+    join_frames,
     pack_blob,
-    pack_blobs,
     pack_ranges,
     pack_value,
+    split_frames,
     unpack_blob,
-    unpack_blobs,
     unpack_ranges,
     unpack_value,
 )
@@ -95,7 +95,7 @@ def corpus() -> list[tuple[list[bytes], Decoder]]:
         (_wire(encode_fragment(fragment, arrays, {"return": 1.0})), decode_fragment),
         (_wire(encode_fragment(fragment, arrays, {"return": 1.0})), m.decode_message),
         (_wire(pack_ranges(ranges)), unpack_ranges),
-        (_wire(pack_blobs([b"abc", b"", b"x" * 50])), unpack_blobs),
+        ([join_frames([b"abc", b"", b"x" * 50])], lambda f: split_frames(f[0])),
         ([buffer.tobytes()], lambda f: open_publication(f[0])),
         (_packed([b"header", b"column" * 9, bytes(9000)], [b"another", b""]), unpack_frames),
     ]

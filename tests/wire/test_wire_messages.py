@@ -23,11 +23,11 @@ from rlzmq.wire.payloads import (
     FragmentRange,
     decode_fragment,
     encode_fragment,
-    pack_blobs,
+    join_frames,
     pack_ranges,
+    split_frames,
     to_spans,
     unpack_blob,
-    unpack_blobs,
     unpack_ranges,
 )
 
@@ -134,7 +134,7 @@ def test_ranges_come_back(ranges):
 
 @given(st.lists(st.binary(max_size=10), max_size=6))
 def test_blobs_come_back(blobs):
-    assert [bytes(blob) for blob in unpack_blobs(pack_blobs(blobs))] == blobs
+    assert [bytes(blob) for blob in split_frames(join_frames(blobs))] == blobs
 
 
 @given(st.sets(st.integers(0, 60)))

@@ -40,7 +40,7 @@ from rlzmq.wire.messages import (
     UpdateDone,
     UpdateReport,
 )
-from rlzmq.wire.payloads import FragmentRange, pack_blobs, pack_ranges, slice_fragment, unpack_ranges
+from rlzmq.wire.payloads import FragmentRange, join_frames, pack_ranges, slice_fragment, unpack_ranges
 
 __all__ = [
     "Delivery",
@@ -267,8 +267,8 @@ class Reports:
         reported, state.to_report = state.to_report, []
         payload = (
             *pack_ranges(FragmentRange(fragment, 0, size) for fragment, size, _ in reported),
-            *pack_blobs(meta for _, _, meta in reported),
-            *pack_blobs(run.results[rank] for rank in sorted(run.results)),
+            join_frames(meta for _, _, meta in reported),
+            join_frames(run.results[rank] for rank in sorted(run.results)),
             *pack_ranges(state.ledger.take_watermarks()),
         )
         state.take_committed()
