@@ -4,7 +4,7 @@
 # ///
 """Write PPO yourself, from an env runner, a module, an advantage estimator and a learner, in one file.
 
-Its weights are those of ``PPOConfig().build()`` with the same settings, up to the rounding of the loss.
+Its weights are those of ``PPOConfig().build()`` with the same settings, bit for bit.
 """
 
 import argparse
@@ -112,7 +112,7 @@ class PPO:
         return {"returns": returns, **result["default_policy"]}
 
     def sample(self, num_env_steps):
-        """Return fragments with at least so many steps: an env's reset is part of a vector step, but no env step."""
+        """Return fragments with at least this many steps: an env's reset is part of a vector step, but no env step."""
         fragments = []
         while num_env_steps > 0:
             fragments.append(

@@ -102,17 +102,7 @@ class Optimizers:
                 f"The loss of {', '.join(map(repr, losses))} depends on no trainable parameter: was it "
                 "computed under torch.no_grad(), from detached tensors, or from the batch alone?"
             )
-        # Tensor.backward would examine its arguments for longer than a small layer takes.
-        engine: Any = torch.autograd.Variable._execution_engine
-        engine.run_backward(
-            (total,),
-            (torch.ones_like(total),),
-            False,
-            False,
-            (),
-            allow_unreachable=True,
-            accumulate_grad=True,
-        )
+        total.backward()
 
     def gradients(self, module_ids: Iterable[str]) -> dict[Tensor, Tensor]:
         """Return parameter → gradient, for the parameters of these modules that have one."""

@@ -544,13 +544,11 @@ class MaskedMean:
         """Return the mean of `values` where the mask is True; 0 if it is False everywhere."""
         if self._mask is None or self._share is None:
             return values.mean()
-        return torch.where(self._mask, values, 0.0).sum() * self._share
+        return self.of_real(values).sum() * self._share
 
-    def gradient(self, derivatives: Tensor, factor: float = 1.0) -> Tensor:
-        """Return the gradient of ``factor`` times the mean of values with these derivatives, which are overwritten."""
-        if self._mask is None or self._share is None:
-            return derivatives.mul_(factor / derivatives.numel())
-        return torch.where(self._mask, derivatives, 0.0) * (self._share * factor)
+    def of_real(self, values: Tensor) -> Tensor:
+        """Return `values` with 0 where the mask is False, so that padding has finite derivatives."""
+        return values if self._mask is None else torch.where(self._mask, values, 0.0)
 
 
 def masked_mean(values: Tensor, mask: Tensor | None) -> Tensor:

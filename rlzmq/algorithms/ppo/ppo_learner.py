@@ -35,6 +35,10 @@ __all__ = [
 ]
 
 
+_MAX_LOG_RATIO = 80.0
+"""A larger one would overflow in float32, and make the gradient NaN even where the surrogate is clipped."""
+
+
 class PPOLossSettings(NamedTuple):
     """Constants of the loss; see `PPOTrainingSettings`."""
 
@@ -71,9 +75,6 @@ def ppo_loss(
 ) -> PPOLossTerms:
     """Return policy loss + value loss − entropy bonus + KL penalty, and its terms.
 
-    The gradient of the loss is computed together with its value, which takes half as many operations as torch's
-    differentiation of the formula.
-
     Args:
         logp_B: Log-probability of the actions under the trained policy.
         old_logp_B: Log-probability under the policy that sampled them.
@@ -82,94 +83,37 @@ def ppo_loss(
         value_targets_B: Their targets; None: no critic.
         entropy_B: Entropy of the trained policy; None: no such term.
         kl_B: KL divergence from the sampling policy to the trained one; None: no such term.
-        settings: Clip ranges and coefficients.
+        settings: Clip ranges and coefficients. Ratios are at most e^80.
         mask_B: Whether entries are real; None: all.
         old_values_B: The value predictions before the update; needed with ``vf_clip_change``.
-
-    Raises:
-        RuntimeError: In the backward pass, if it is one with ``create_graph=True``.
     """
-    terms: Any = _Loss.apply(  # type: ignore[no-untyped-call]
-        logp_B,
-        values_B,
-        entropy_B,
-        kl_B,
-        (
-            old_logp_B,
-            advantages_B,
-            value_targets_B,
-            old_values_B,
-        ),  # as one argument, since torch examines each
-        MaskedMean(mask_B),
-        settings,
-    )
-    return PPOLossTerms(*terms)
-
-
-class _Loss(torch.autograd.Function):
-    @staticmethod
-    def forward(
-        ctx: Any,
-        logp_B: Tensor,
-        values_B: Tensor | None,
-        entropy_B: Tensor | None,
-        kl_B: Tensor | None,
-        data: tuple[Tensor, Tensor, Tensor | None, Tensor | None],
-        mean: MaskedMean,
-        settings: PPOLossSettings,
-    ) -> tuple[Tensor | None, ...]:
-        old_logp_B, advantages_B, value_targets_B, old_values_B = data
-        clip, vf_clip, vf_coeff, entropy_coeff, kl_coeff, vf_clip_change = settings
-        ratio_B = torch.exp(logp_B - old_logp_B)
-        unclipped_B = advantages_B * ratio_B
-        clipped_B = advantages_B * ratio_B.clamp_(1.0 - clip, 1.0 + clip)
-        policy_loss = loss = -mean(torch.minimum(unclipped_B, clipped_B))
-        # The derivative of A·π/μ by log π is A·π/μ; that of the clipped surrogate is 0 where it is the smaller one.
-        by_logp_B = mean.gradient(unclipped_B.masked_fill_(unclipped_B > clipped_B, 0.0), -1.0)
-        vf_loss = by_values_B = entropy = by_entropy_B = mean_kl = by_kl_B = None
-        if values_B is not None and value_targets_B is not None:
-            error_B = values_B - value_targets_B
-            square_B = error_B * error_B
-            if vf_clip_change is not None:
-                assert old_values_B is not None
-                change_B = (values_B - old_values_B).clamp_(-vf_clip_change, vf_clip_change)
-                bounded_B = (old_values_B + change_B - value_targets_B).square_()
-                # Where the bounded value's error is larger, it does not depend on the value.
-                error_B.masked_fill_(bounded_B > square_B, 0.0)
-                square_B = torch.maximum(square_B, bounded_B)
-            if vf_clip is not None:
-                error_B.masked_fill_(square_B > vf_clip, 0.0)
-                square_B.clamp_(max=vf_clip)
-            vf_loss = mean(square_B)
-            by_values_B = mean.gradient(error_B, 2.0 * vf_coeff)
-            loss = torch.add(loss, vf_loss, alpha=vf_coeff)
-        if entropy_B is not None:
-            entropy = mean(entropy_B)
-            if entropy_coeff:
-                by_entropy_B = mean.gradient(torch.ones_like(entropy_B), -entropy_coeff)
-                loss = loss - entropy * entropy_coeff
-        if kl_B is not None:
-            mean_kl = mean(kl_B)
-            if kl_coeff:
-                by_kl_B = mean.gradient(torch.ones_like(kl_B), kl_coeff)
-                loss = loss + mean_kl * kl_coeff
-        if loss is policy_loss:
-            loss = loss.clone()
-        ctx.save_for_backward(by_logp_B, by_values_B, by_entropy_B, by_kl_B)
-        ctx.set_materialize_grads(False)
-        terms = policy_loss, vf_loss, entropy, mean_kl
-        ctx.mark_non_differentiable(*[term for term in terms if term is not None])
-        return loss, *terms
-
-    @staticmethod
-    def backward(ctx: Any, of_loss: Tensor, *_: Any) -> tuple[Tensor | None, ...]:
-        if torch.is_grad_enabled():
-            raise RuntimeError(
-                "ppo_loss: expected one differentiation of the loss, got create_graph=True, which needs its second "
-                "derivative. Compute a gradient penalty from the module's outputs, without PPO's loss."
-            )
-        gradients = [None if part is None else part * of_loss for part in ctx.saved_tensors]
-        return *gradients, None, None, None
+    clip, vf_clip, vf_coeff, entropy_coeff, kl_coeff, vf_clip_change = settings
+    mean = MaskedMean(mask_B)
+    ratio_B = torch.exp(mean.of_real(logp_B - old_logp_B).clamp(max=_MAX_LOG_RATIO))
+    clipped_B = ratio_B.clamp(1.0 - clip, 1.0 + clip)
+    policy_loss = loss = -mean(torch.minimum(advantages_B * ratio_B, advantages_B * clipped_B))
+    vf_loss = entropy = mean_kl = None
+    if values_B is not None and value_targets_B is not None:
+        square_B = mean.of_real(values_B - value_targets_B).square()
+        if vf_clip_change is not None:
+            assert old_values_B is not None
+            change_B = (values_B - old_values_B).clamp(-vf_clip_change, vf_clip_change)
+            bounded_B = mean.of_real(old_values_B + change_B - value_targets_B).square()
+            square_B = torch.maximum(square_B, bounded_B)
+        if vf_clip is not None:
+            square_B = square_B.clamp(max=vf_clip)
+        vf_loss = mean(square_B)
+        loss = loss + vf_coeff * vf_loss
+    if entropy_B is not None:
+        entropy = mean(entropy_B)
+        if entropy_coeff:
+            loss = loss - entropy * entropy_coeff
+    if kl_B is not None:
+        mean_kl = mean(kl_B)
+        if kl_coeff:
+            loss = loss + mean_kl * kl_coeff
+    terms = [None if term is None else term.detach() for term in (policy_loss, vf_loss, entropy, mean_kl)]
+    return PPOLossTerms(loss, *terms)  # type: ignore[arg-type]  # the policy loss is there
 
 
 # What statistics of all rows of the last epoch are made of.
