@@ -6,6 +6,7 @@ What the package does, without its processes, failures and statistics::
     module: Module             # the policy and what its training needs
     to_module, to_env: Pipeline
     sampler: Sampler           # steps the envs with the module through both pipelines
+    runner: EnvRunner          # owns the four above
     learner: Learner           # loss, gradients, optimizers, behind a pipeline of its own
 
     def training_step(request):                        # what one update of PPO is

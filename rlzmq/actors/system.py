@@ -279,7 +279,7 @@ class ActorSystem:
                 Arguments and results are then shared objects, not copies.
             deadline_s: Replaces the system's ``spawn_deadline_s``.
             patience: How long its event loop may be blocked before it counts as hanging and is killed, with the
-                stacks of its threads on stderr; likewise at once if a signal stops it. None: for ever. May be used
+                stacks of its threads on stderr; likewise at once if a signal stops it. None: no limit. May be used
                 again for the process that replaces it.
             is_spared: See `Watched`.
 
@@ -373,7 +373,9 @@ class ActorSystem:
             why = "" if link.is_ending else watched.look(now)
             if why == "stopped":
                 _log.warning(
-                    "%s (pid %d) was stopped; continuing it, nobody has what it has.", link.role, link.pid
+                    "%s (pid %d) was stopped; resuming it: it holds the only copy of its state.",
+                    link.role,
+                    link.pid,
                 )
                 link.signal(signal.SIGCONT)
             elif why:

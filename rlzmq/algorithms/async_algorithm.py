@@ -329,7 +329,7 @@ class AsyncAlgorithm:
 
         Raises:
             ConfigurationError: ``evaluation_config`` has no ``input_`` of its own, or its data do not fit.
-            AttributeError: The algorithm is none that trains on recorded data.
+            AttributeError: The algorithm does not train on recorded data.
         """
         self._check_running()
         with ShortTraceback():
@@ -720,7 +720,7 @@ class AsyncAlgorithm:
             within_s: Seconds to get the state. Then it is given up with a warning, e.g. because a learner still trains.
 
         Returns:
-            The checkpoint, in the directory of `keep_checkpoints`; None if there is none of this iteration.
+            The checkpoint, in the directory of `keep_checkpoints`, or None if this iteration has none.
         """
         self.session.pipeline.give_up_updates()
         if self.iteration:

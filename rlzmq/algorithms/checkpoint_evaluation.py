@@ -49,7 +49,7 @@ class CheckpointScores:
         returns: Return of each episode, in order.
         lengths: Env steps of each episode.
         agent_return_means: Mean return by agent id; {} for single-agent environments.
-        video: The video file; None if there is none.
+        video: The video file, or None.
     """
 
     checkpoint: str

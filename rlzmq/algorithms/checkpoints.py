@@ -213,7 +213,7 @@ def to_components(
 
 
 def latest_checkpoint(path: str | Path) -> Path | None:
-    """Return the newest intact checkpoint of a run; None if there is none.
+    """Return the newest intact checkpoint of a run, or None.
 
     Incomplete or altered checkpoints are skipped, each with a warning.
 

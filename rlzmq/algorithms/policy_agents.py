@@ -23,7 +23,7 @@ __all__ = ["PolicyAgents", "Steps", "agents_of_policy", "agents_with_modules", "
 def agents_of_policy(
     config: BaseConfig, modules: Any, spaces: tuple[Any, Any], module_id: str | None, agent_id: Hashable
 ) -> PolicyAgents:
-    """Return the agents that a policy plays; see `Policy` for the arguments.
+    """Return the agents that a policy controls; see `Policy` for the arguments.
 
     Raises:
         KeyError: There is no such module or agent.

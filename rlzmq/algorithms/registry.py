@@ -164,7 +164,7 @@ def find_preset(algorithm: str, name: str) -> Preset:
 
 
 def preset_for(algorithm: str, env: object) -> Preset | None:
-    """Return the preset named after the environment, or whose pattern matches it; None if there is none."""
+    """Return the preset named after the environment, or whose pattern matches it, or None."""
     if not isinstance(env, str):
         return None
     presets = presets_of(algorithm)

@@ -270,7 +270,7 @@ def _taken(algorithm: str, options: TrainOptions) -> Iterator[tuple[RunDirectory
     """
     from rlzmq.telemetry.run_directory import RunDirectory, check_continues
 
-    ways = "Name another --run-dir, or start anew with --overwrite instead of --resume."
+    ways = "Name another --run-dir, or start over with --overwrite instead of --resume."
     path, resumes = options.run_dir, options.resume == "auto"
     if options.resume is not None and not resumes:
         path, resumes = _run_of_checkpoint(algorithm, options)

@@ -63,7 +63,7 @@ class TuneOptions:
     """End a trial when this is reached: return=475, steps=300000, iterations=50, time=60 (s), or a/result/path=number;
     repeatable (default: the file's stop table; with flags the steps of the env's preset, else steps=100000)."""
     time_budget: float | None = None
-    """End the search after so many seconds (default: no limit)."""
+    """End the search after this many seconds (default: no limit)."""
     storage: str | None = None
     """URL of an Optuna storage, which several machines may share, e.g. postgresql://HOST/DATABASE (default: SQLite in
     the experiment's directory)."""

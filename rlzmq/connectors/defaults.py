@@ -327,7 +327,7 @@ def _called(func: Any, setting: str, arguments: dict[str, Any], aliases: Mapping
 
 
 def _check_env_to_module_order(pieces: Sequence[ConnectorV2]) -> None:
-    """Check the order of an env-to-module pipeline's pieces. Of custom pieces it is not known what they add.
+    """Check the order of an env-to-module pipeline's pieces. What custom pieces add is unknown.
 
     Raises:
         ConfigurationError: Observations are rewritten after they were added to the batch, stacked twice, or missing in

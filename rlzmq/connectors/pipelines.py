@@ -572,7 +572,7 @@ class LearnerConnectorPipeline(ConnectorPipelineV2):
     caller's episodes do not change. Chunks of one episode get different ids, so their rows never mix.
 
     Raises:
-        ConfigurationError: A piece handles only last observations, so it belongs into env-to-module pipelines.
+        ConfigurationError: A piece handles only last observations, so it belongs in env-to-module pipelines.
     """
 
     def _recompute_output_spaces(self) -> None:

@@ -32,7 +32,7 @@ once.
 The runner keeps at least `required_lookback` slots (multi-agent: of each agent's own steps) before each chunk. `write`
 updates statistics (MeanStdFilter) exactly once per row: first with all N rows, then it normalizes.
 
-**Learner.** ``piece.train_rows(rows)`` adds the piece's columns to `TrainRows`, a module's train batch in the making.
+**Learner.** ``piece.train_rows(rows)`` adds the piece's columns to `TrainRows`, a train batch under construction.
 The default is enough for pieces that transform observations or ``compute_columns(episodes)``, one value per step.
 """
 

@@ -58,7 +58,7 @@ class Found:
     """Result of `find_checkpoint`.
 
     Attributes:
-        path: The newest complete checkpoint; None if there is none.
+        path: The newest complete checkpoint, or None.
         skipped: (directory, reason) of newer ones that cannot be used.
     """
 

@@ -163,7 +163,7 @@ def signature_of(kind: str, data: bytes) -> str:
     """Return this user's signature of a file's content; "" if the secret cannot be kept, with a warning.
 
     Args:
-        kind: What is signed, so that a signature of one kind of file is none of another.
+        kind: What is signed, so that a signature of one kind of file is not valid for another.
         data: The content.
     """
     try:

@@ -63,7 +63,7 @@ class Watchdog:
         patience_s: Returns the time that the driver's current work (starting processes, forming the group) may take.
         status: Returns the broker's status, for the report.
         handles: Returns all processes of the run, whose stacks are written.
-        form_anew: Re-forms broker and learner group, once.
+        form_again: Re-forms broker and learner group, once.
         give_up: Ends the run with an error.
     """
 
@@ -74,14 +74,14 @@ class Watchdog:
         patience_s: Callable[[], float],
         status: Callable[[], Awaitable[dict[str, Any]]],
         handles: Callable[[], Iterable[Any]],
-        form_anew: Callable[[], None],
+        form_again: Callable[[], None],
         give_up: Callable[[BaseException], None],
     ) -> None:
         self._progress = progress
         self._patience_s = patience_s
         self._status = status
         self._handles = handles
-        self._form_anew = form_anew
+        self._form_again = form_again
         self._give_up = give_up
         self._clock = FairClock(HEARTBEAT_S)
         self._patience = Patience(2 * STEP_S)
@@ -124,7 +124,7 @@ class Watchdog:
         if not self._has_tried:
             self._has_tried = True
             _log.error("Re-forming broker and learner group, once.")
-            self._form_anew()
+            self._form_again()
             return
         self._give_up(
             StandstillError(
@@ -346,7 +346,7 @@ class BrokerPipeline(Supervisor):
             patience_s=self._patience_s,
             status=self._status,
             handles=self._handles,
-            form_anew=self._form_anew,
+            form_again=self._form_again,
             give_up=self.fail,
         )
         self._reader = ReportReader(
@@ -462,7 +462,7 @@ class BrokerPipeline(Supervisor):
         is_starting = not runners.num_healthy and not runners.failed.done()
         return self._config.env_runner_restore_timeout_s if is_starting else 0.0
 
-    def _form_anew(self) -> None:
+    def _form_again(self) -> None:
         self._learners.supervisor.notice()
         if self._config.restart_failed_broker:
             assert self._broker is not None

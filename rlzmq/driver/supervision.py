@@ -7,9 +7,18 @@
 | a rank's end, a lost collective | a new generation       | all living ranks | their `rejoin`, or their deaths  |
 | a replacement that is ready  | a new generation          | the update's end | `admit`                            |
 
-Who is stopped or hangs is killed by the actor system (`rlzmq.actors.system`), or ends by itself if its environments
-hang (`core.call_watch`), and so has simply ended here. Peers of a new broker reconnect, notice its incarnation and
-send it what they hold, so no accepted data is lost (`rlzmq.protocol.broker.core`).
+A process that is stopped or hangs is killed by the actor system (`rlzmq.actors.system`), or ends by itself if its
+environments hang (`core.call_watch`), and so has simply ended here. Peers of a new broker reconnect, notice its
+incarnation and send it what they hold, so no accepted data is lost (`rlzmq.protocol.broker.core`).
+
+A runner's death, in order::
+
+    its process ends (ActorHandle.exited); silent towards the broker alone: BrokerPipeline._watch kills it
+    RunnerSupervisor._supervise    decides, waits for the back-off
+    RunnerSupervisor._restart      starts a process at its place, with the next incarnation; calls `prepare`:
+        AsyncEnvRunnerGroup._bring_up_to_date    custom calls and states that the others have
+        BrokerPipeline._connect_runner           addresses and keys; the runner says HELLO
+    broker: Registration.hello     gives back what the old one held; Grants.progress leases to the new one
 
 The roles differ in their decisions: `RunnerSupervisor` restarts a runner at its place, `LearnerSupervisor` forms a
 group of the survivors and lets replacements join it, `BrokerSupervisor` (of the broker's pipeline) restarts the broker

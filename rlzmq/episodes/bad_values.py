@@ -33,8 +33,8 @@ LARGEST = math.sqrt(float(np.finfo(np.float32).max))
 _INITIAL_STATE = "initial_state"
 _RANKS = {Columns.OBS: 0, Columns.REWARDS: 2}
 
-# So many are tolerated at once; beyond that, they must be rarer than this share of the recent env steps, and spoil less
-# than this share, so that training goes on.
+# This many are tolerated at once. Beyond that, they must be rarer than this share of the recent env steps, and spoil
+# less than this share, so that training goes on.
 _MAX_NUM, _MAX_SHARE, _MAX_SPOILT = 4, 0.01, 0.5
 _REMEMBERED_STEPS = 10_000
 _LOG_EVERY_S = 60.0

@@ -319,7 +319,7 @@ class RankGroup:
         num_hosts: Number of hosts that have ranks.
         shares_memory: Whether the ranks of each host share memory; the same on all ranks. False if no host has two.
         process_group: torch's group of all ranks.
-        first_ranks: torch's group of the hosts' first ranks, on these if there are several hosts that share memory.
+        first_ranks: torch's group of each host's first rank; only on these ranks, if there are several hosts.
         num_entered: Number of waits for peers that this rank has entered.
         is_waiting: Whether this rank waits for peers.
         waited_s: Seconds spent on exchanges with peers.

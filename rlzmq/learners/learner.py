@@ -5,13 +5,15 @@ One update, in this order::
     before_gradient_based_update(timesteps)
     learner connector                       episodes → module id → train batch
     should_module_be_updated                other modules' batches are dropped
+    ranks.agree_on_update                   numbers of minibatches, the same on all ranks
     for each minibatch:
         forward_train
         compute_losses → compute_loss_for_module, or the module's self-supervised loss
-        compute_gradients                   one backward pass of the losses' sum; the mean over the ranks
+        compute_gradients                   one backward pass of the losses' sum; ranks.average_gradients
         postprocess_gradients → postprocess_gradients_for_module: norms, clipping
         apply_gradients                     every optimizer's step
     after_gradient_based_update(timesteps)  once
+    ranks.commit_update                     all ranks took the same steps, or none keeps the update
 
 A minibatch whose loss or gradients are not finite on any rank takes no step on all of them, and is counted. Ten updates
 in a row without a step end the run.

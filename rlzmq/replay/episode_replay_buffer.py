@@ -528,7 +528,7 @@ class HindsightEpisodeReplayBuffer(EpisodeReplayBuffer):
 
     Observations are Dicts with ``achieved_goal`` and ``desired_goal``. Of `n_sampled_goal` + 1 drawn transitions,
     `n_sampled_goal` get another goal: what the same episode achieves at a later step, drawn uniformly.
-    Their rewards are computed anew.
+    Their rewards are recomputed.
 
     In a run, ``replay_buffer_config={"type": "HindsightEpisodeReplayBuffer", "capacity": …}`` takes `compute_reward`,
     and `compute_terminated` if there is one, from the environment (Gymnasium-Robotics' ``GoalEnv``).

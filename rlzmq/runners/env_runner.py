@@ -566,7 +566,7 @@ class EnvRunner(TellsUncalled, Checkpointable):
     def begin_again(self, number: int) -> None:
         """Begin new episodes, e.g. after a checkpoint was restored.
 
-        The random streams are other ones than at the run's start, and the same for every runner with this index.
+        The random streams differ from those at the run's start, and the same for every runner with this index.
 
         Args:
             number: A count of the run, e.g. the env steps sampled so far.

@@ -165,7 +165,7 @@ def length_of(episode: Any) -> int:
 
 
 def returns_of(episode: Any) -> tuple[dict[Any, float], dict[Any, str]]:
-    """Return a chunk's return by agent id and, of several agents, module id by agent id."""
+    """Return a chunk's return by agent id and, with several agents, module id by agent id."""
     if isinstance(episode, SingleAgentEpisode):
         return {DEFAULT_AGENT_ID: episode.get_return()}, {}
     parts = getattr(episode, "agent_episodes", None)

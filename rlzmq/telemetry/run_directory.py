@@ -242,7 +242,7 @@ class RunDirectory(RunDir):
 
     @staticmethod
     def newest_path(name: str, config: BaseConfig) -> Path | None:
-        """Return the directory of the newest run of this algorithm in this env; None if there is none."""
+        """Return the directory of the newest run of this algorithm in this env, or None."""
         runs = Path("runs")
         pattern = re.compile(re.escape(_label(name, config)) + r"-(\d{8}-\d{6})(?:_(\d+))?")
         found = [

@@ -283,7 +283,7 @@ def numbers_in(result: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
 
 
 def _last_iteration(path: Path) -> int | None:
-    """Return the number of the last result in a run directory; None if there is none."""
+    """Return the number of the last result in a run directory, or None."""
     last = None
     with contextlib.suppress(OSError), open(path / "metrics.jsonl", "rb") as file:
         for line in collections.deque(file, maxlen=2):  # a kill may have cut off the last one
@@ -458,7 +458,7 @@ def value_at(result: Mapping[str, Any], path: str) -> Any:
 
 
 def number_at(result: Mapping[str, Any], path: str) -> float | None:
-    """Return the finite number at a path; None if there is none."""
+    """Return the finite number at a path, or None."""
     value = value_at(result, path)
     if isinstance(value, bool | int | float) and math.isfinite(value):
         return float(value)

@@ -224,7 +224,7 @@ class Experiment:
             self._view.show(self._trials)
 
     async def _claim(self) -> Trial | None:
-        """Take over a waiting trial of the study; None if there is none."""
+        """Take over a waiting trial of the study, or None."""
         if self._num_trials < 0:
             await self._on_store(lambda: self._study.ensure_waiting(self._study.num_entries + 1))
         claim: Claim | None = await self._on_store(self._study.claim)

@@ -38,7 +38,7 @@ class Result:
         config: Its config, as a dict.
         path: Its directory.
         error: What ended it; None if nothing did.
-        checkpoint: Its newest checkpoint; None if there is none.
+        checkpoint: Its newest checkpoint, or None.
         best_checkpoints: Its checkpoints with their results, oldest first.
     """
 
@@ -54,7 +54,7 @@ class Result:
 
     @property
     def checkpoint(self) -> Checkpoint | None:
-        """The newest checkpoint; None if there is none."""
+        """The newest checkpoint, or None."""
         return self.best_checkpoints[-1][0] if self.best_checkpoints else None
 
     @classmethod

@@ -156,7 +156,7 @@ def _cells(
 
 
 def _value(trial: Trial, path: str) -> object:
-    """Return the trial's config value at a path; None if there is none."""
+    """Return the trial's config value at a path, or None."""
     try:
         return config_value(trial.config, path)
     except ConfigurationError:

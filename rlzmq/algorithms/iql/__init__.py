@@ -31,7 +31,7 @@ class IQLTrainingSettings(TrainingSettings):
         actor_lr, critic_lr, value_lr: Learning rates of policy, critics and value function, or schedules over lifetime
             trained env steps.
         lr: Must be None: see the three above.
-        twin_q: Whether there are two critics, of which the lower value counts (arXiv:1802.09477).
+        twin_q: Whether there are two critics, whose lower value counts (arXiv:1802.09477).
         target_network_update_freq: Number of trained env steps between updates of the target networks; 0: an update
             after every minibatch.
         tau: Fraction in [0, 1] by which an update moves the target networks towards the trained ones; 1 copies. The

@@ -26,7 +26,7 @@ class SACTrainingSettings(OffPolicySettings):
         actor_lr, critic_lr, alpha_lr: Learning rates of policy, critics and temperature, or schedules over lifetime env
             steps.
         lr: Must be None: see the three above.
-        twin_q: Whether there are two critics, of which the lower value counts (arXiv:1802.09477).
+        twin_q: Whether there are two critics, whose lower value counts (arXiv:1802.09477).
         initial_alpha: Initial temperature α, the weight of the entropy.
         target_entropy: Entropy to which the temperature steers the policy, in nats. "auto" or None: minus the number of
             dimensions of a Box, ``0.98 log |A|`` for Discrete actions.

@@ -25,7 +25,7 @@ class TD3TrainingSettings(OffPolicySettings):
     Args:
         actor_lr, critic_lr: Learning rates of policy and critics, or schedules over lifetime env steps.
         lr: Must be None: see the two above.
-        twin_q: Whether there are two critics, of which the lower value counts in targets.
+        twin_q: Whether there are two critics, whose lower value counts in targets.
         policy_delay: The policy and the target networks follow every so many minibatches.
         exploration_noise: Standard deviation of the noise on actions while exploring, or a schedule over the run's
             lifetime env steps.

@@ -56,7 +56,7 @@ class Registration:
         state.know(hello, incarnation)
         seated = state.by_routing.get(routing)
         if seated is not None and (seated.uuid, seated.hello.role) != (hello.uuid, hello.role):
-            self.forget(seated, "left", f"its connection now belongs to {hello.name} now")
+            self.forget(seated, "left", f"its connection now belongs to {hello.name}")
         previous = self._registered(hello)
         if previous is not None and previous.routing != routing:
             state.by_routing.pop(previous.routing, None)
