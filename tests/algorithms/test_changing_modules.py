@@ -9,13 +9,8 @@ import numpy as np
 import pytest
 
 from rlzmq import PPO, AsyncAlgorithm, ConfigurationError, LearnerGroup, Policy, RLModuleSpec
-from rlzmq.envs.examples import MultiAgentCartPole
-from tests.support.runs import assert_accounted
-from tests.support.runs import small as small_run
-
-
-def first_two(agent_id: Any, episode: Any) -> str:
-    return f"p{agent_id}"
+from rlzmq.envs.examples import module_of_agent
+from tests.support.runs import two_agents
 
 
 def second_to_new(agent_id: Any, episode: Any) -> str:
@@ -23,59 +18,12 @@ def second_to_new(agent_id: Any, episode: Any) -> str:
 
 
 def small(num_env_runners: int = 0, num_learners: int = 0) -> Any:
-    return small_run(
-        env=MultiAgentCartPole,
-        env_config={"num_agents": 2},
-        policies={"p0", "p1"},
-        policy_mapping_fn=first_two,
-        num_env_runners=num_env_runners,
-        num_learners=num_learners,
-        train_batch_size_per_learner=120,
-        lr=1e-3,
-        seed=3,
-    )
+    processes = {"num_env_runners": num_env_runners, "num_learners": num_learners}
+    return two_agents(**processes, train_batch_size_per_learner=120, lr=1e-3, seed=3)
 
 
 def learners_of(result: dict[str, Any]) -> set[str]:
     return {name for name in result["learners"] if name != "__all_modules__"}
-
-
-@pytest.mark.parametrize("processes", [(0, 0), (1, 0), (2, 2)])
-def test_a_league_grows_and_shrinks(processes: tuple[int, int], tmp_path: Path) -> None:
-    config = small(*processes)
-    with config.build() as algo:
-        algo.train()
-        specs = algo.add_module("new", new_agent_to_module_mapping_fn=second_to_new)
-        assert sorted(specs.rl_module_specs) == ["new", "p0", "p1"]
-        assert algo.config.module_ids[-1] == "new"
-        algo.learner_group.set_weights({"new": algo.get_module("p1").get_state()})
-        algo.sync_weights()
-        before = {mid: state_of(algo, mid) for mid in ("p0", "p1", "new")}
-        np.testing.assert_equal(before["new"], before["p1"])
-        assert all(seen == policy_norm(before["new"]) for seen in on_runners(algo, "new"))
-        for _ in range(4):  # until the episodes that were mapped to p1 have ended
-            result = algo.train()
-        assert {"p0", "new"} <= learners_of(result)
-        assert result["learners"]["new"]["num_module_steps_trained"] > 0
-        assert_accounted(result)
-        assert policy_norm(state_of(algo, "new")) != policy_norm(before["new"])
-        path = algo.save_to_path(tmp_path / "c")
-        saved = state_of(algo, "new")
-
-        algo.remove_module("p1")
-        result = algo.train()
-        assert learners_of(result) == {"p0", "new"}
-        assert_accounted(result)
-        with pytest.raises(KeyError, match="p1"):
-            algo.get_module("p1")
-        assert len(algo.evaluate()["env_runners"]) > 0
-
-    original = small()  # knows nothing of the new module
-    original.multi_agent(policy_mapping_fn=second_to_new)
-    with PPO.from_checkpoint(path, config=original) as restored:
-        assert sorted(restored.config.module_ids) == ["new", "p0", "p1"]
-        np.testing.assert_equal(state_of(restored, "new"), saved)
-        assert "new" in learners_of(restored.train())
 
 
 def state_of(algo: Any, module_id: str) -> dict[str, np.ndarray]:
@@ -114,7 +62,7 @@ async def test_the_async_face_and_a_module_of_other_settings() -> None:
         for _ in range(2):
             result = await algo.train()
         assert learners_of(result) == {"new"}
-        await algo.remove_module("new", new_agent_to_module_mapping_fn=first_two)
+        await algo.remove_module("new", new_agent_to_module_mapping_fn=module_of_agent)
         await algo.train()
 
 
@@ -147,8 +95,11 @@ def test_restoring_brings_back_the_modules(tmp_path: Path) -> None:
     with small().build() as algo:
         path = algo.save_to_path(tmp_path / "two")
         algo.add_module("new", new_agent_to_module_mapping_fn=second_to_new)
+        algo.learner_group.set_weights({"new": algo.get_module("p1").get_state()})
+        algo.sync_weights()
+        assert on_runners(algo, "new") == on_runners(algo, "p1") == [policy_norm(state_of(algo, "p1"))]
         three = algo.save_to_path(tmp_path / "three")
-        algo.remove_module("new", new_agent_to_module_mapping_fn=first_two)
+        algo.remove_module("new", new_agent_to_module_mapping_fn=module_of_agent)
         algo.restore_from_path(three)
         assert sorted(algo.config.module_ids) == ["new", "p0", "p1"]
         algo.restore_from_path(path)

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from rlzmq import PPOConfig
-from tests.support.runs import ShortEnv
+from tests.support.runs import ShortEnv, small
 
 
 class Endless(ShortEnv):
@@ -44,16 +44,9 @@ class Endless(ShortEnv):
 
 
 def config_of(num_env_runners: int, **evaluation: Any) -> PPOConfig:
-    return (
-        PPOConfig()
-        .environment(Endless)
-        .env_runners(num_env_runners=num_env_runners)
-        .training(train_batch_size=20, minibatch_size=20, num_epochs=1)
-        .rl_module(model_config={"fcnet_hiddens": [8]})
-        .reporting(min_time_s_per_iteration=0, min_sample_timesteps_per_iteration=1)
-        .evaluation(evaluation_interval=1, evaluation_duration=2, **evaluation)
-        .debugging(seed=1)
-    )
+    evaluation = {"evaluation_interval": 1, "evaluation_duration": 2, **evaluation}
+    batch = {"num_envs_per_env_runner": 1, "train_batch_size_per_learner": 20, "minibatch_size": 20}
+    return small(env=Endless, num_env_runners=num_env_runners, **batch, **evaluation)  # type: ignore[no-any-return]
 
 
 @contextmanager

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import logging
 import math
-import re
 from typing import Any
 
 import pytest
@@ -15,12 +13,7 @@ from tests.support.runs import ShortEnv, small
 
 
 class Endless(ShortEnv):
-    """Its episodes end after `ends_after` steps."""
-
-    ends_after = length = math.inf
-
-    def step(self, action: Any) -> Any:
-        return *super().step(action)[:3], self.t >= self.ends_after, {}
+    length = math.inf
 
 
 LIMIT = f"limit them: {HOW_TO_LIMIT}"
@@ -49,22 +42,3 @@ def test_without_a_return_the_readmes_lines_cope_and_one_hint_says_why(caplog: A
         "No episode has ended in 4500 env steps (2250 in each environment), so there is no episode_return_mean. "
         f"If they never end, {LIMIT}."
     ]
-
-
-def test_an_evaluation_that_waits_for_an_episodes_end_says_so(caplog: Any) -> None:
-    def told(self: logging.Handler, record: logging.LogRecord) -> None:
-        Endless.ends_after = 1.0  # so that the round ends, after the hint
-
-    handler = type("EndsEpisodes", (logging.Handler,), {"emit": told})()
-    logger = logging.getLogger("rlzmq.runners")
-    logger.addHandler(handler)
-    try:
-        with config(evaluation_duration=2, evaluation_sample_timeout_s=0.2).build() as algo:
-            assert algo.evaluate()["env_runners"]["num_episodes"] == 2
-    finally:
-        logger.removeHandler(handler)
-        Endless.ends_after = math.inf
-    assert re.fullmatch(
-        rf"No episode has ended in \d+ env steps, \d s. If episodes never end, {re.escape(LIMIT)}.",
-        caplog.messages[0],
-    )

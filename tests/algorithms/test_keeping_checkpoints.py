@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -71,18 +70,3 @@ def test_a_failed_write_is_counted_and_training_goes_on(
     assert "000001" in names(tmp_path)
     assert "000002" not in names(tmp_path)
     assert latest_checkpoint(tmp_path) is not None
-
-
-def test_a_torn_checkpoint_is_skipped_and_said_so(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    with Algorithm.resume(tmp_path, config=config()) as algo:
-        algo.train()
-        algo.save_checkpoint()
-        algo.train()
-        newest = algo.save_checkpoint()
-    facts = json.loads((newest / "manifest.json").read_text())["about"]
-    assert facts["iteration"] == 2
-    (newest / "algorithm" / "state.json").write_text("{}")
-    with Algorithm.resume(tmp_path) as algo:
-        assert algo.training_iteration == 1
-    assert "skipped the checkpoint" in caplog.text
-    assert "torn" in caplog.text

@@ -24,7 +24,7 @@ from rlzmq.roles.runner_role import make_env_runner
 from rlzmq.telemetry.dashboard.watched import Rates
 from rlzmq.wire.messages import Fragment
 from rlzmq.wire.payloads import encode_fragment, fragment_to_bytes
-from tests.support.runs import ShortEnv
+from tests.support.runs import ShortEnv, small
 
 
 class Broken(ShortEnv):
@@ -118,15 +118,7 @@ def _quarantined(tmp_path: Path, *, poisoned: bool) -> Path:
 
 def test_ckpt_diff_shows_what_differs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     def saved(name: str, width: int, num_iterations: int) -> str:
-        config = (
-            PPOConfig()
-            .environment("CartPole-v1")
-            .env_runners(num_env_runners=0)
-            .training(train_batch_size_per_learner=64, minibatch_size=64, num_epochs=1)
-            .rl_module(model_config={"fcnet_hiddens": [width]})
-            .debugging(seed=0)
-        )
-        with config.build() as algo:
+        with small(minibatch_size=64, model_config={"fcnet_hiddens": [width]}, seed=0).build() as algo:
             for _ in range(num_iterations):
                 algo.train()
             return algo.save_to_path(tmp_path / name)

@@ -10,21 +10,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from rlzmq import PPOConfig
 from rlzmq.cli.main import main
 from rlzmq.replay import open_shards
+from tests.support.runs import small
 
 
 @pytest.fixture(scope="module")
 def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A PPO run of one update on CartPole."""
-    config = (
-        PPOConfig()
-        .environment("CartPole-v1")
-        .env_runners(num_envs_per_env_runner=2)
-        .training(train_batch_size=64, minibatch_size=64, num_epochs=1)
-        .debugging(seed=3)
-    )
+    config = small(minibatch_size=64, seed=3)
     path = tmp_path_factory.mktemp("run") / "checkpoint"
     with config.build() as algo:
         algo.train()
@@ -106,17 +100,8 @@ def test_a_policy_is_recorded_cloned_evaluated_and_recorded_again(
         "--model-config",
         "fcnet_hiddens=[8]",
     ]
-    online = [
-        "--env-runners",
-        "0",
-        "--train-batch-size",
-        "400",
-        "--num-epochs",
-        "1",
-        "--stop",
-        "iterations=1",
-        "--quiet",
-    ]
+    online = ["--env-runners", "0", "--train-batch-size", "400", "--num-epochs", "1", "--quiet"]
+    online += ["--stop", "iterations=1"]
     given = ["train", "ppo", *common, *online, "--output", str(data), "--run-dir", str(tmp_path / "ppo")]
     assert main(given) == 0
     assert list(data.glob("*.shard"))

@@ -15,8 +15,8 @@ import gymnasium as gym
 import psutil
 import pytest
 
-from rlzmq import latest_checkpoint
 from rlzmq.cli.main import main
+from tests.support.runs import assert_accounted
 from tests.support.warm_process import WarmPopen
 
 TRAIN = [
@@ -84,8 +84,7 @@ def test_a_run_leaves_its_config_metrics_and_checkpoint(
     assert "accounting: sampled" in out
     rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     assert [row["training_iteration"] for row in rows] == [1, 2, 3]
-    account = rows[-1]["accounting"]
-    assert account["sampled"] == account["trained"] + sum(account["dropped"].values()) + account["pending"]
+    assert_accounted(rows[-1])
     assert 'env = "CartPole-v1"' in (run / "config.toml").read_text()
     assert leftovers(tmp_path) == []
 
@@ -98,26 +97,6 @@ def test_a_run_leaves_its_config_metrics_and_checkpoint(
     capsys.readouterr()
     assert main(["evaluate", str(run), "--episodes", "3", "--seed", "0"]) == 0
     assert capsys.readouterr().out.startswith("episodes 3  return mean ")
-
-
-def test_ctrl_c_ends_the_run_in_order(tmp_path: Path) -> None:
-    run = tmp_path / "run"
-    processes = ["--env-runners", "1", "--learners", "1", "--stop", "iterations=100000"]
-    train = command(tmp_path, *TRAIN, *processes, "--run-dir", str(run))
-    assert train.stdout is not None
-    assert train.stdout.readline() == "starting    1 runner, 1 learner for CartPole-v1\n"
-    assert train.stdout.readline().startswith("iter 1")
-    family = psutil.Process(train.pid).children(recursive=True)
-    assert family
-    train.send_signal(signal.SIGINT)
-    out, err = train.communicate(timeout=60)
-    assert train.returncode == 130, err
-    assert "interrupted" in out
-    assert latest_checkpoint(run) is not None
-    last = out.splitlines()[-1]
-    assert last == f"resume      rlzmq train ppo --resume {run} --stop iterations=100000"
-    assert psutil.wait_procs(family, timeout=20)[1] == []
-    assert leftovers(tmp_path) == []
 
 
 def test_a_signal_while_learners_are_waited_for_leaves_no_keys_behind(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ import torch.distributed as dist
 
 from rlzmq.core.process import loopback_interface
 from rlzmq.learners.distributed import RankGroup
+from rlzmq.learners.learner import Learner
 
 _context = multiprocessing.get_context("forkserver")
 _context.set_forkserver_preload(["rlzmq.learners.ranks", "tests.learners.cases"])
@@ -37,6 +38,20 @@ def form_group(
         store=store,
         timeout_s=timeout_s,
         generation=generation,
+        interface=loopback_interface(),
+    )
+
+
+def join(
+    learner: Learner, path: Path, rank: int, world_size: int, generation: int = 0, timeout_s: float = 30.0
+) -> None:
+    """Make a learner a rank of the group that meets at `path`."""
+    learner.ranks.join(
+        rank=rank,
+        world_size=world_size,
+        store=dist.FileStore(str(path / f"store_{generation}"), world_size),
+        generation=generation,
+        timeout_s=timeout_s,
         interface=loopback_interface(),
     )
 

@@ -9,18 +9,11 @@ import torch
 from torch._dynamo.utils import counters
 
 from rlzmq import APPOConfig, ConfigurationError, IMPALAConfig, PPOConfig
+from tests.support.runs import small
 
 
 def trained(**framework: Any) -> dict[str, Any]:
-    config = (
-        PPOConfig()
-        .environment("CartPole-v1")
-        .env_runners(num_env_runners=0)
-        .training(train_batch_size_per_learner=60, minibatch_size=20, num_epochs=1)
-        .rl_module(model_config={"fcnet_hiddens": [8]})
-        .debugging(seed=3)
-        .framework(**framework)
-    )
+    config = small(train_batch_size_per_learner=60, minibatch_size=20, seed=3, **framework)
     with config.build() as algo:
         algo.train()
         return dict(algo.get_module().get_state())

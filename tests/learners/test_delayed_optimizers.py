@@ -6,13 +6,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed as dist
 
 from rlzmq import Columns
-from rlzmq.core.process import loopback_interface
 from rlzmq.learners.learner import Learner
 from tests.learners.cases import square_learner
-from tests.learners.ranks import run_ranks
+from tests.learners.ranks import join, run_ranks
 
 EVERY = 3
 BATCH = {Columns.OBS: torch.ones(8, 4)}
@@ -72,12 +70,7 @@ def test_a_delayed_optimizer_steps_as_rarely_as_asked_and_its_loss_stays_in_resu
 
 def _as_rank(rank: int, world_size: int, path: Path) -> list[dict[str, Any]]:
     learner: Any = square_learner(learner_class=Delayed)
-    learner.ranks.join(
-        store=dist.FileStore(str(path / "store"), world_size),
-        rank=rank,
-        world_size=world_size,
-        interface=loopback_interface(),
-    )
+    join(learner, path, rank, world_size)
     results = _updates(learner)
     _check(learner, results)
     learner.ranks.leave()

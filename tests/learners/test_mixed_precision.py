@@ -14,8 +14,6 @@ from torch import Tensor, nn
 from rlzmq import (
     Columns,
     ConfigurationError,
-    MultiRLModule,
-    MultiRLModuleSpec,
     PPOConfig,
     RLModuleSpec,
     TorchRLModule,
@@ -25,8 +23,7 @@ from rlzmq.core.tree import tree_leaves
 from rlzmq.learners.execution import MixedPrecision
 from tests.learners.all_algorithms import ALGORITHMS, config_of, record_pendulum, trained, weights_of
 from tests.learners.cases import ACTION_SPACE, OBSERVATION_SPACE, episode_batch, ppo_config, ppo_learner
-from tests.learners.ranks import run_ranks
-from tests.learners.test_ranks import join
+from tests.learners.ranks import join, run_ranks
 
 # Networks that take other ways than dense layers: atoms, noise, memory.
 VARIANTS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
@@ -127,21 +124,6 @@ def test_acting_is_not_affected(data: Path) -> None:
             twin = algo.get_module().from_checkpoint(module.save_to_path(data / "module")).eval()
             assert torch.equal(values, twin.forward_inference(obs)[Columns.ACTION_DIST_INPUTS])
     assert "compute_q_values" not in vars(module)
-
-
-def test_ppo_learns() -> None:
-    config = (
-        PPOConfig()
-        .environment("CartPole-v1")
-        .env_runners(num_env_runners=0, num_envs_per_env_runner=8)
-        .training(train_batch_size_per_learner=1024, minibatch_size=256, num_epochs=6, lr=1e-3)
-        .rl_module(model_config={"fcnet_hiddens": [32]})
-        .framework(torch_amp_dtype="bfloat16")
-        .debugging(seed=1)
-    )
-    with config.build() as algo:
-        returns = [algo.train()["env_runners"]["episode_return_mean"] for _ in range(6)]
-    assert returns[-1] > 1.5 * returns[0]
 
 
 def test_a_run_continues_from_its_checkpoint_with_or_without_mixed_precision(
@@ -255,44 +237,6 @@ def test_losses_get_float32_from_custom_modules(monkeypatch: Any) -> None:
     assert not {"forward_train", "compute_values"} & vars(module).keys()
 
 
-class SharedBody(MultiRLModule):
-    """Runs an encoder outside of its modules."""
-
-    def _forward_train(self, batch: dict[str, Any], **kwargs: Any) -> dict[str, Any]:
-        body = self["a"].body
-        features = {module_id: body(columns[Columns.OBS]) for module_id, columns in batch.items()}
-        self.layer_dtype = next(iter(features.values())).dtype
-        return {
-            module_id: {Columns.ACTION_DIST_INPUTS: self[module_id].pi(x)}
-            for module_id, x in features.items()
-        }
-
-
-def test_networks_outside_of_the_modules_and_modules_added_later_run_in_bfloat16() -> None:
-    config = ppo_config(minibatch_size=None, num_epochs=1).framework(torch_amp_dtype="bfloat16")
-    specs = {"a": spec_of(Custom), "b": spec_of(Custom)}
-    spec = MultiRLModuleSpec(rl_module_specs=specs, multi_rl_module_class=SharedBody)
-    learner = config.learner_class(config=config, module_spec=spec)
-    learner.build()
-    for module_ids in (["a", "b"], ["a", "c"]):
-        columns = learner.prepare(episode_batch(40, 24)).columns  # no module of these rows: no values
-        assert not columns
-        rows = {
-            Columns.OBS: torch.randn(8, 4),
-            Columns.ACTIONS: torch.zeros(8, dtype=torch.int64),
-            Columns.ACTION_LOGP: torch.zeros(8),
-            Columns.ACTION_DIST_INPUTS: torch.zeros(8, 2),
-            Columns.ADVANTAGES: torch.ones(8),
-            Columns.VALUE_TARGETS: torch.ones(8),
-        }
-        learner.update(batch={module_id: dict(rows) for module_id in module_ids})
-        assert learner.module.layer_dtype == torch.bfloat16
-        assert {learner.module[module_id].layer_dtype for module_id in module_ids} == {torch.bfloat16}
-        if "c" not in learner.module:
-            learner.add_module(module_id="c", module_spec=spec_of(Custom))
-            learner.remove_module("b")
-
-
 def test_other_types_are_refused_where_they_are_given() -> None:
     assert PPOConfig().framework(torch_amp_dtype=torch.bfloat16).torch_amp_dtype == "bfloat16"  # type: ignore[arg-type]
     for value in ("float16", torch.float16):
@@ -305,9 +249,7 @@ def test_other_types_are_refused_where_they_are_given() -> None:
 def test_a_gpu_without_bfloat16_is_refused(monkeypatch: Any) -> None:
     device = torch.device("cuda", 1)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda of: (7, 5))
-    with pytest.raises(
-        ConfigurationError, match=r"cuda:1 has compute capability 7\.5, and bfloat16 needs 8\.0"
-    ):
+    with pytest.raises(ConfigurationError, match=r"cuda:1 .* 7\.5.* 8\.0"):
         MixedPrecision("bfloat16", device)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda of: (8, 0))
     MixedPrecision("bfloat16", device)

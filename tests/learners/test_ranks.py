@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import gc
-import os
-import signal
 import time
 from datetime import timedelta
 from pathlib import Path
@@ -18,9 +16,7 @@ from torch import Tensor, nn, no_grad
 from rlzmq.algorithms.results import LearnerResults
 from rlzmq.core.errors import PeerLostError
 from rlzmq.core.metrics import StageTimers
-from rlzmq.core.process import loopback_interface
 from rlzmq.learners.distributed import RankGroup
-from rlzmq.learners.learner import Learner
 from rlzmq.learners.ranks import COMPARE_EVERY_UPDATES
 from rlzmq.learners.replay_learner import EpisodeReplay
 from rlzmq.modules.spec import RLModuleSpec
@@ -37,18 +33,7 @@ from tests.learners.cases import (
     rows,
     square_learner,
 )
-from tests.learners.ranks import DiedError, run_ranks, without_memory
-
-
-def join(learner: Learner, path: Path, rank: int, world_size: int, generation: int = 0) -> None:
-    learner.ranks.join(
-        rank=rank,
-        world_size=world_size,
-        store=dist.FileStore(str(path / f"store_{generation}"), world_size),
-        generation=generation,
-        timeout_s=30.0,
-        interface=loopback_interface(),
-    )
+from tests.learners.ranks import join, run_ranks, without_memory
 
 
 def equal_data_main(rank: int, world_size: int, path: Path) -> Any:
@@ -67,15 +52,6 @@ def test_two_ranks_with_equal_data_do_what_one_learner_does_bit_for_bit(tmp_path
         results = alone.update(episodes=episode_batch(40, 24))
     expected = (alone.parameter_hash(), True, results["default_policy"]["curr_kl_coeff"])
     assert run_ranks(equal_data_main, 2, tmp_path) == [expected, expected]
-
-
-def test_a_group_of_one_is_a_learner_on_its_own(tmp_path: Path) -> None:
-    alone, single = ppo_learner(), ppo_learner()
-    single.ranks.join(rank=0, world_size=1)
-    assert single.ranks.group is None
-    for learner in (alone, single):
-        learner.update(episodes=episode_batch(40, 24))
-    assert alone.parameter_hash() == single.parameter_hash()
 
 
 class ReplayingLearner(SquareLearner):
@@ -276,59 +252,6 @@ def test_gradients_are_the_mean_over_all_rows_however_they_are_shared_out(tmp_pa
     alone = square_learner(minibatch_size=None, num_epochs=1)
     norm = alone.update(batch=rows(12))["default_policy"]["gradients_default_optimizer_global_norm"]
     assert run_ranks(weighted_main, 2, tmp_path) == pytest.approx([norm, norm], rel=1e-5)
-
-
-class DyingLearner(SquareLearner):
-    """Rank 1 kills itself at its third minibatch."""
-
-    num_calls = 0
-
-    def apply_gradients(self, gradients_dict: Any) -> None:
-        self.num_calls += 1
-        self.metrics.log_value(("default_policy", "calls"), 1, reduce="sum")
-        if self.rank == 1 and self.num_calls == 3:
-            os.kill(os.getpid(), signal.SIGKILL)
-        super().apply_gradients(gradients_dict)
-
-
-def survivor_main(rank: int, world_size: int, path: Path) -> Any:
-    learner = square_learner(
-        learner_class=DyingLearner if rank < 2 else SquareLearner, minibatch_size=4, num_epochs=1
-    )
-    answer: dict[str, Any] = {}
-    if rank < 2:
-        join(learner, path, rank, 2)
-        before = learner.parameter_hash()
-        with pytest.raises(PeerLostError, match="learner rank 0 of 2"):
-            learner.update(batch=rows(20))
-        answer["undone"] = learner.parameter_hash() == before
-        answer["counters"] = (learner.weights_seq_no, learner.report.num_gradient_updates_lifetime)
-        learner.ranks.leave()
-        results = learner.update(batch=rows(20))  # goes on alone, on the same data
-        answer["alone"] = (learner.weights_seq_no, learner.report.num_gradient_updates_lifetime)
-        answer["calls"] = results["default_policy"]["calls"]
-    # the replacement joins as rank 1 of a new generation and is brought up from the survivor
-    join(learner, path, 0 if rank == 0 else 1, 2, generation=1)
-    answer["equal before"] = learner.ranks.agree()
-    learner.ranks.broadcast_state(0)
-    answer["equal after"] = learner.ranks.agree()
-    learner.update(batch=rows(8, seed=rank))
-    answer["equal at the end"] = learner.ranks.agree()
-    answer["seq_no"] = learner.weights_seq_no
-    learner.ranks.leave()
-    return answer
-
-
-def test_a_rank_killed_in_an_update_costs_nothing_but_that_update(tmp_path: Path) -> None:
-    survivor, dead, replacement = run_ranks(survivor_main, 3, tmp_path, may_die=True)
-    assert isinstance(dead, DiedError)
-    assert survivor.pop("undone")
-    assert survivor.pop("counters") == (0, 0)
-    assert survivor.pop("alone") == (1, 5)
-    assert survivor.pop("calls") == 5
-    expected = {"equal before": False, "equal after": True, "equal at the end": True, "seq_no": 2}
-    assert survivor == expected
-    assert replacement == expected
 
 
 class FailingLearner(SquareLearner):

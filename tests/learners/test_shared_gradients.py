@@ -16,32 +16,17 @@ import numpy as np
 import psutil
 import pytest
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 
 from rlzmq.core.errors import PeerLostError
-from rlzmq.core.process import loopback_interface
 from rlzmq.core.tree import tree_map
 from rlzmq.episodes.columns import Columns
 from rlzmq.learners import distributed
 from rlzmq.learners.distributed import RankGroup, SharedRows
 from rlzmq.learners.learner import Learner
 from tests.learners.cases import SquareLearner, episode_batch, ppo_config, ppo_learner, rows, square_learner
-from tests.learners.ranks import DiedError, form_group, run_ranks, without_memory
+from tests.learners.ranks import DiedError, form_group, join, run_ranks, without_memory
 from tests.support.forked import child_unmaps_only_its_own
-
-
-def join(
-    learner: Learner, path: Path, rank: int, world_size: int, generation: int = 0, timeout_s: float = 30.0
-) -> None:
-    learner.ranks.join(
-        rank=rank,
-        world_size=world_size,
-        store=dist.FileStore(str(path / f"store_{generation}"), world_size),
-        generation=generation,
-        timeout_s=timeout_s,
-        interface=loopback_interface(),
-    )
 
 
 def mlp() -> Learner:
@@ -272,8 +257,6 @@ def fallen_main(
     [
         (1, False, "aaa"),
         (3, True, "aaa"),
-        (10, False, "aaa"),
-        (1, False, "abb"),
         (7, True, "aab"),
         (3, True, "aba"),
     ],
