@@ -121,7 +121,7 @@ class ProcessLink:
             await self._send_privately(call_id.to_bytes(8, "little") + data)
             return await self._value_of(answer, call_id)
 
-    async def stop(self, timeout_s: float) -> ExitStatus:
+    async def stop(self, timeout_s: float = 5.0) -> ExitStatus:
         if self.exited.done():
             return self.exited.result()
         failure: BaseException | None = None
@@ -271,7 +271,7 @@ class LocalLink:
         work = self._host.apply(function, (self._host.instance, *args), kwargs)
         return await self._unless_exited(work, getattr(function, "__name__", "apply"))
 
-    async def stop(self, timeout_s: float) -> ExitStatus:
+    async def stop(self, timeout_s: float = 5.0) -> ExitStatus:
         if not self.exited.done():
             try:
                 async with asyncio.timeout(timeout_s):
@@ -364,12 +364,9 @@ class ActorHandle:
         >>> episodes = await runner.sample(num_episodes=3)  # doctest: +SKIP
     """
 
-    def __init__(
-        self, link: ProcessLink | LocalLink, actor_class: type | str, call_deadline_s: float | None
-    ) -> None:
+    def __init__(self, link: ProcessLink | LocalLink, actor_class: type | str) -> None:
         self._link = link
         self._class = actor_class
-        self._call_deadline_s = call_deadline_s
         self._exited = Exited(link.exited)
 
     @property
@@ -393,8 +390,8 @@ class ActorHandle:
         Args:
             method: The method's name.
             args, kwargs: Its arguments.
-            deadline_s: Seconds after which DeadlineError is raised and the call is cancelled; the
-                system's ``call_deadline_s`` if None.
+            deadline_s: Seconds after which DeadlineError is raised and the call is cancelled. None: no limit, because
+                what ``sample`` or ``update`` takes has no natural bound and a dead actor is noticed anyway.
 
         Raises:
             AttributeError: The class has no such public method (found before anything is sent).
@@ -403,7 +400,6 @@ class ActorHandle:
             PeerLostError: The actor ended.
         """
         self._check_method(method)
-        deadline_s = self._call_deadline_s if deadline_s is None else deadline_s
         return await self._within(deadline_s, method, self._link.call(method, args, kwargs))
 
     async def apply(

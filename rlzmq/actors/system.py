@@ -117,10 +117,6 @@ class ActorSystem:
     The system belongs to the event loop on which it is started; use its methods and handles there only.
 
     Args:
-        call_deadline_s: Default deadline of calls. None, because what ``sample`` or ``update`` takes has
-            no natural bound and a dead actor is noticed anyway; give one to notice hanging actors.
-        spawn_deadline_s: Bound of one spawn: process, imports, constructor. 0: none.
-        stop_timeout_s: How long actors may take to stop before they are killed.
         max_message_bytes: Largest single array of an argument or result.
 
     Example:
@@ -132,14 +128,8 @@ class ActorSystem:
     def __init__(
         self,
         *,
-        call_deadline_s: float | None = None,
-        spawn_deadline_s: float = 120.0,
-        stop_timeout_s: float = 5.0,
         max_message_bytes: int = _MAX_MESSAGE_BYTES,
     ) -> None:
-        self._call_deadline_s = call_deadline_s
-        self._spawn_deadline_s = spawn_deadline_s
-        self._stop_timeout_s = stop_timeout_s
         self._max_message_bytes = max_message_bytes
         self._links: dict[str, ProcessLink] = {}  # by routing id
         self._watched: list[Watched] = []
@@ -197,9 +187,7 @@ class ActorSystem:
     async def _stop(self) -> None:
         links: list[ProcessLink | LocalLink] = [*self._links.values(), *self._local_links]
         try:
-            results = await asyncio.gather(
-                *(link.stop(self._stop_timeout_s) for link in links), return_exceptions=True
-            )
+            results = await asyncio.gather(*(link.stop() for link in links), return_exceptions=True)
         finally:
             if self._watching is not None:
                 self._watching.cancel()
@@ -262,7 +250,7 @@ class ActorSystem:
         *args: Any,
         name: str | None = None,
         in_process: bool = False,
-        deadline_s: float | None = None,
+        deadline_s: float = 120.0,
         patience: Patience | None = None,
         is_spared: Callable[[], bool] = lambda: False,
         **kwargs: Any,
@@ -277,7 +265,7 @@ class ActorSystem:
                 class's name if None. Must be unique among the actors that run.
             in_process: Run it on its own thread of this process, with the same handle: for debugging.
                 Arguments and results are then shared objects, not copies.
-            deadline_s: Replaces the system's ``spawn_deadline_s``.
+            deadline_s: Bound of process, imports and constructor. 0: none.
             patience: How long its event loop may be blocked before it counts as hanging and is killed, with the
                 stacks of its threads on stderr; likewise at once if a signal stops it. None: no limit. May be used
                 again for the process that replaces it.
@@ -303,7 +291,7 @@ class ActorSystem:
             local.exited.add_done_callback(lambda _: self._local_links.remove(local))
             construct = local.construct(lambda: constructed(actor_class, args, kwargs))
             await self._construct(local, construct, deadline_s)
-            return ActorHandle(local, actor_class, self._call_deadline_s)
+            return ActorHandle(local, actor_class)
         payload = by_value.dumps((actor_class, args, kwargs), f"{class_name} or its arguments")
         while True:
             server = get_fork_server()
@@ -316,7 +304,7 @@ class ActorSystem:
                 await asyncio.sleep(delay_s)
             else:
                 server.note_work()
-                return ActorHandle(link, actor_class, self._call_deadline_s)
+                return ActorHandle(link, actor_class)
 
     def watch(self, handle: ActorHandle, patience: Patience, is_spared: Callable[[], bool]) -> None:
         """Watch a process that joined from elsewhere like those that were spawned here; see `spawn`."""
@@ -324,12 +312,12 @@ class ActorSystem:
         self._watched.append(Watched(link, patience, is_spared))
 
     async def _construct(
-        self, link: ProcessLink | LocalLink, work: Coroutine[Any, Any, None], deadline_s: float | None
+        self, link: ProcessLink | LocalLink, work: Coroutine[Any, Any, None], deadline_s: float
     ) -> None:
         """Wait for a constructor; kill the actor if its constructor fails, hangs or is stopped."""
         constructed = asyncio.ensure_future(work)
         # Checks are counted instead of reading the clock: time for which this process slept must not count.
-        left_s = (self._spawn_deadline_s if deadline_s is None else deadline_s) or math.inf
+        left_s = deadline_s or math.inf
         try:
             with ShortTraceback():
                 while not (await asyncio.wait((constructed,), timeout=min(_LOOK_S, left_s)))[0]:
@@ -344,10 +332,10 @@ class ActorSystem:
                 await asyncio.shield(link.exited)
             raise
 
-    async def _overdue(self, link: ProcessLink | LocalLink, deadline_s: float | None) -> DeadlineError:
+    async def _overdue(self, link: ProcessLink | LocalLink, deadline_s: float) -> DeadlineError:
         """Kill an actor whose constructor does not return; return the error with the stacks of its threads."""
         text = f"actor {link.role!r} ({link.class_name}, pid {link.pid}) was not ready within "
-        text += f"{self._spawn_deadline_s if deadline_s is None else deadline_s:g} s and was killed"
+        text += f"{deadline_s:g} s and was killed"
         link.kill_hanging("")
         lines = (await asyncio.shield(link.exited)).stderr_lines
         stacks = "".join(["; its last stderr lines:", *(f"\n  {line}" for line in lines)]) if lines else ""

@@ -20,7 +20,6 @@ from rlzmq.cli.parsing import command, import_first
 from rlzmq.core.errors import ConfigurationError, PeerLostError
 from rlzmq.core.trust import CALLER, find_code
 from rlzmq.net.keys import JoinFile
-from rlzmq.roles.peer_link import digest_of
 from rlzmq.roles.remote_peer import fetch_config
 
 if TYPE_CHECKING:
@@ -118,11 +117,11 @@ async def _sample(
     """Join the run that is at these addresses, and sample until its end; return (reason, detail)."""
     import_first(options.import_)
     run_id, packed = await fetch_config(join, timeout_s=timeout_s)
-    config, digest = make_config(packed), digest_of(packed)
+    config = make_config(packed)
     if options.envs_per_env_runner is not None:
         config.env_runners(num_envs_per_env_runner=options.envs_per_env_runner)
     config.freeze()
-    settings: dict[str, Any] = {"patience_s": options.patience, "config_digest": digest}
+    settings: dict[str, Any] = {"patience_s": options.patience}
     at = f"{join.addresses['data']}: {config.num_envs_per_env_runner} × {config.env}"
 
     def joined(name: str) -> None:

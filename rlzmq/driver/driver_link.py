@@ -22,7 +22,6 @@ from rlzmq.protocol.ledger import RunnerRecord
 from rlzmq.roles.peer_link import (
     PeerLink,
     add_to_trace,
-    digest_of,
     new_peer_id,
     package_version,
 )
@@ -189,7 +188,6 @@ class DriverLink(PeerLink):
             new_peer_id(),
             next_update=next_update,
             config=packed_config,
-            config_digest=digest_of(packed_config) if packed_config else "",
             spaces_digest=spaces_digest,
             package_version=package_version(),
         )

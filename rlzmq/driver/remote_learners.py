@@ -73,7 +73,7 @@ class _RemoteProcess:
 
 
 class _RemoteLink(ProcessLink):
-    async def stop(self, timeout_s: float) -> ExitStatus:
+    async def stop(self, timeout_s: float = 5.0) -> ExitStatus:
         child: Any = self._child
         child.is_stopping = True
         return await super().stop(timeout_s)
@@ -182,7 +182,7 @@ class RemoteLearnerListener:
             lambda frames: self.send(routing, frames, must=True),
         )
         self._links[routing] = link
-        handle = ActorHandle(link, LEARNER_ROLE, None)
+        handle = ActorHandle(link, LEARNER_ROLE)
         _log.info("%s is %s", handle.name, hello.name)
         num_ranks = max(config.num_learners, 1)
         timeout_s = config.process_start_timeout_s

@@ -50,9 +50,6 @@ class Context:
     Create it after the process started: messages on a socket that a forked child inherits are lost
     silently, so a context can only be used in the process that created it. It is a context manager.
 
-    Args:
-        num_io_threads: libzmq's I/O threads; one carries about a gigabyte per second.
-
     Raises:
         ConfigurationError: The system lets this process open too few files.
 
@@ -62,13 +59,13 @@ class Context:
         False
     """
 
-    def __init__(self, *, num_io_threads: int = 1) -> None:
+    def __init__(self) -> None:
         if 0 <= (limit := raise_file_limit()) < _NEEDED_FILES:  # -1: without a limit
             raise ConfigurationError(
                 f"only {limit} files may be open in this process, {_NEEDED_FILES} are needed: raise the hard limit "
                 "(ulimit -Hn; LimitNOFILE= of a systemd unit, --ulimit nofile= of a container)"
             )
-        self._raw: zmq.Context[zmq.Socket[bytes]] = zmq.Context(num_io_threads)
+        self._raw: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._raw.set(zmq.MAX_SOCKETS, _MAX_SOCKETS)
         self._pid = os.getpid()
         self._open: set[_Closable] = set()  # strong references: unreferenced sockets must be closed as well
@@ -118,6 +115,10 @@ class Context:
 
 
 _MIB = 1024 * 1024
+_HANDSHAKE_MS = 2000  # a client that does not complete its handshake in this time is dropped
+# An attempt to connect is abandoned after this time and repeated. The system's own retries become rare: after a cut of
+# a minute they would wait for another half.
+_CONNECT_MS = 2500
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,12 +141,8 @@ class SocketOptions:
         max_queued_messages: Messages that the socket's own send queue holds while peers are slow.
         max_queued_bytes: Bytes that the socket's own send queue holds while peers are slow.
         linger_ms: How long ``close`` keeps delivering what was sent, in milliseconds.
-        handshake_interval_ms: A client that does not complete its handshake in this time is dropped.
         reconnect_interval_ms: First delay before connecting again; it doubles ...
         reconnect_interval_max_ms: ... up to this.
-        connect_timeout_ms: An attempt to connect is abandoned after this time and repeated. The system's own
-            retries become rare: after a cut of a minute they would wait for another half.
-        immediate: Queue messages only for peers that are connected now (``ZMQ_IMMEDIATE``).
     """
 
     max_message_bytes: int = _MIB
@@ -154,11 +151,8 @@ class SocketOptions:
     max_queued_messages: int = 1024
     max_queued_bytes: int = 64 * _MIB
     linger_ms: int = 0
-    handshake_interval_ms: int = 2000
     reconnect_interval_ms: int = 100
     reconnect_interval_max_ms: int = 5000
-    connect_timeout_ms: int = 2500
-    immediate: bool = False
 
     def __post_init__(self) -> None:
         if self.max_message_bytes <= 0:
@@ -173,12 +167,10 @@ class SocketOptions:
         socket.set(zmq.SNDHWM, 0 if is_router else self.send_high_water_mark)
         socket.set(zmq.RCVHWM, self.receive_high_water_mark)
         socket.set(zmq.LINGER, self.linger_ms)
-        socket.set(zmq.HANDSHAKE_IVL, self.handshake_interval_ms)
+        socket.set(zmq.HANDSHAKE_IVL, _HANDSHAKE_MS)
         socket.set(zmq.RECONNECT_IVL, self.reconnect_interval_ms)
         socket.set(zmq.RECONNECT_IVL_MAX, self.reconnect_interval_max_ms)
-        socket.set(zmq.CONNECT_TIMEOUT, self.connect_timeout_ms)
-        if self.immediate:
-            socket.set(zmq.IMMEDIATE, 1)
+        socket.set(zmq.CONNECT_TIMEOUT, _CONNECT_MS)
         if is_router:
             # Without MANDATORY a message to an unknown or dead peer vanishes silently; without HANDOVER
             # a peer that comes back under its old routing id is ignored forever.

@@ -321,7 +321,7 @@ MAX_NEW_BYTES = 64 << 20
 MAX_NEW = 1024
 
 _LOOK_S = 0.1
-_HANDSHAKE_S = 2.5  # libzmq ends a handshake after 2 s (`SocketOptions.handshake_interval_ms`)
+_HANDSHAKE_S = 2.5  # libzmq ends a handshake after 2 s (`rlzmq.net.context`)
 _COMMANDS_BYTES_PER_S = 4096  # pings and answers, which libzmq reads itself
 _RECEIVED = struct.Struct("@Q")
 _RECEIVED_OFFSET = 128  # tcpi_bytes_received in struct tcp_info (Linux 4.1)

@@ -58,7 +58,7 @@ from rlzmq.wire.codec import (
     wire_decoder,
 )
 
-__all__ = ["FOLDED_TOPIC", "MIN_SHARED_BYTES", "Segment", "SegmentPool", "SharedFrames", "read_segment"]
+__all__ = ["FOLDED_TOPIC", "MIN_SHARED_BYTES", "Segment", "SegmentPool", "SharedFrames"]
 
 
 with contextlib.suppress(ModuleNotFoundError):  # runs in several processes need it, clients do not
@@ -128,18 +128,6 @@ class Segment(mmap.mmap):
         if self.fd >= 0 and os.getpid() == self.pid:
             _lock(self.fd, fcntl.F_UNLCK)
             os.close(self.fd)
-
-
-def read_segment(pid: int, fd: int, nonce: str, num_bytes: int) -> bytearray:
-    """Return a copy of a filling; arguments and errors are those of `Segment.hold`."""
-    own = _open_filling(pid, fd, nonce, num_bytes)
-    try:
-        copy = bytearray(num_bytes)
-        if os.preadv(own, [copy], 0) != num_bytes:
-            raise OSError(errno.EIO, "the segment could not be read")
-        return copy
-    finally:
-        os.close(own)
 
 
 @dataclass(slots=True)
@@ -313,8 +301,7 @@ def _address(buffer: Any) -> int:
 FOLDED_TOPIC = bytes((WIRE_VERSION, FOLDED))
 """Prefix of folded messages, which a SUB socket subscribes to."""
 
-# Each takes two descriptors. What a process holds beyond that is copied.
-_MAX_HELD = 256
+_MAX_HELD = 1024  # each takes two descriptors; who sends more is asked for frames
 _OUTSIDE = -1
 
 
@@ -429,13 +416,11 @@ class SharedFrames:
             return None
 
     def _open(self, folded: _Folded, frames: Sequence[Buffer]) -> list[Buffer]:
-        place = (folded.pid, folded.fd, folded.nonce, folded.num_bytes)
-        memory: Segment | bytearray
-        if len(self._held) < _MAX_HELD:
-            memory = self._held[folded.nonce] = Segment.hold(*place)
-        else:
-            memory = read_segment(*place)
-        view, outside = memoryview(memory), iter(frames[2:])
+        if len(self._held) >= _MAX_HELD:
+            raise OSError(errno.EMFILE, f"{_MAX_HELD} segments are held here")
+        segment = Segment.hold(folded.pid, folded.fd, folded.nonce, folded.num_bytes)
+        self._held[folded.nonce] = segment
+        view, outside = memoryview(segment), iter(frames[2:])
         unfolded = [frames[1]]
         for offset, length in zip(folded.offsets, folded.lengths, strict=True):
             unfolded.append(next(outside) if offset == _OUTSIDE else view[offset : offset + length])

@@ -104,10 +104,7 @@ CutHandler: TypeAlias = Callable[[str, bytes, str, bool], None]
 # Of a part, and of a frame of a handshake, which is received before the key is known.
 MAX_TCP_FRAME_BYTES = PART_BYTES + 1024
 
-_TYPES = {
-    name: int(getattr(zmq, name))
-    for name in ("DEALER", "PAIR", "PUB", "PULL", "PUSH", "ROUTER", "SUB", "XPUB", "XSUB")
-}
+_TYPES = {name: int(getattr(zmq, name)) for name in ("DEALER", "PUB", "PULL", "PUSH", "ROUTER", "SUB")}
 # Plain ints: operations on pyzmq's enums take a microsecond each, several for every message.
 _MORE, _LAST = int(zmq.NOBLOCK | zmq.SNDMORE), int(zmq.NOBLOCK)
 _EVENTS, _POLLIN, _POLLOUT = int(zmq.EVENTS), int(zmq.POLLIN), int(zmq.POLLOUT)
@@ -345,8 +342,7 @@ class DrainSocket(EdgeReader):
 
     Args:
         context: The process's context.
-        zmq_type: ``"ROUTER"``, ``"DEALER"``, ``"PUB"``, ``"SUB"``, ``"XPUB"``, ``"XSUB"``, ``"PUSH"``,
-            ``"PULL"`` or ``"PAIR"``.
+        zmq_type: ``"ROUTER"``, ``"DEALER"``, ``"PUB"``, ``"SUB"``, ``"PUSH"`` or ``"PULL"``.
         on_message: Called with the frames of each message; None for a socket that only sends.
         options: Bounds and timers, see :class:`SocketOptions`.
         max_per_tick: Messages handled before the loop gets a turn.
@@ -490,12 +486,6 @@ class DrainSocket(EdgeReader):
             self._raw.connect(address)
         except zmq.ZMQError as error:
             raise ConfigurationError(f"cannot connect to {address}: {error.strerror}") from error
-        self.recheck()
-
-    def disconnect(self, address: str) -> None:
-        """Close the connection to ``address``; messages queued for it are dropped."""
-        self._check_usable()
-        self._raw.disconnect(address)
         self.recheck()
 
     # -- sending -------------------------------------------------------------------------------------

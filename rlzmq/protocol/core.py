@@ -307,7 +307,7 @@ class PeerCore(abc.ABC):
         self.uuid = uuid
         self.timers: PeerTimers = timers or PeerTimers()
         self.incarnation: int = 0
-        self._digests = ("", "", "")  # of the package (its version), the config and the spaces
+        self._digests = ("", "")  # of the package (its version), and the spaces
         self.broker_incarnation: int = -1
         self.is_welcome: bool = False
         self.is_stopped: bool = False
@@ -343,14 +343,13 @@ class PeerCore(abc.ABC):
 
     def _identity(self) -> dict[str, Any]:
         """Return the fields of HELLO that identify the peer and its software."""
-        package_version, config_digest, spaces_digest = self._digests
+        package_version, spaces_digest = self._digests
         return {
             "name": self.name,
             "uuid": self.uuid,
             "incarnation": self.incarnation,
             "run_id": self.run_id,
             "package_version": package_version,
-            "config_digest": config_digest,
             "spaces_digest": spaces_digest,
         }
 

@@ -44,12 +44,8 @@ class DriverCore(PeerCore):
     Args:
         run_id, name, uuid: See `messages.Hello`.
         next_update: First update of this run: 0, or the one after the checkpoint.
-        config_digest, spaces_digest, package_version: Every other peer must have the same.
+        spaces_digest, package_version: Every other peer must have the same.
         config: One opaque frame for external runners; b"" for none.
-
-    Attributes:
-        expected: (role, name) of the live runners and learners. The broker reports those that have not registered
-            with it as a Notice ("silent", later "hung").
     """
 
     def __init__(
@@ -59,7 +55,6 @@ class DriverCore(PeerCore):
         uuid: str,
         *,
         next_update: int = 0,
-        config_digest: str = "",
         spaces_digest: str = "",
         package_version: str = "",
         config: Buffer = b"",
@@ -71,7 +66,7 @@ class DriverCore(PeerCore):
         self.trained: int = 0
         self.dropped: dict[str, int] = {}
         self.connector_version: int = -1
-        self._digests = (package_version, config_digest, spaces_digest)
+        self._digests = (package_version, spaces_digest)
         self._config = config
         self._open: dict[int, OpenUpdate] = {}
         self._early: dict[int, Report] = {}
@@ -191,7 +186,7 @@ class DriverCore(PeerCore):
         self._early.clear()
         instructions: list[Instruction] = []
         if self._config:
-            instructions.append(Send(b"", Config(self.run_id, self._digests[1]), (self._config,)))
+            instructions.append(Send(b"", Config(self.run_id), (self._config,)))
         if self._is_paused:
             instructions.append(Send(b"", Pause()))
         if self._connector_state is not None:

@@ -85,7 +85,6 @@ class WeightsReceiver:
         self.layout_digest = layout_digest
         self.generation = -1
         self.version = -1
-        self.refused: dict[str, int] = {}
 
     @property
     def order(self) -> tuple[int, int]:
@@ -95,19 +94,18 @@ class WeightsReceiver:
     def offer(self, header: Publication, body: object) -> bool:
         """Return whether to apply these weights now; True also records them as applied.
 
-        A notice (no body) is never applied. Refusals are counted in ``refused`` by reason:
-        "old", "run", "layout", "digest".
+        A notice (no body) is never applied.
         """
-        if self.run_id and header.run_id != self.run_id:
-            return self._refuse("run")
-        if not header.has_body:
+        if (
+            not header.has_body
+            or header.order <= self.order
+            or header.run_id != (self.run_id or header.run_id)
+        ):
             return False
-        if header.order <= self.order:
-            return self._refuse("old")
         if self.layout_digest and header.layout_digest != self.layout_digest:
-            return self._refuse("layout")
+            return False
         if header.digest and weights_digest(body) != header.digest:
-            return self._refuse("digest")
+            return False
         self.generation, self.version = header.order
         return True
 
@@ -116,10 +114,6 @@ class WeightsReceiver:
         if self.generation < generation:
             return False
         return self.version == version if exact else self.version >= version
-
-    def _refuse(self, reason: str) -> bool:
-        self.refused[reason] = self.refused.get(reason, 0) + 1
-        return False
 
 
 @dataclass(slots=True)
@@ -142,7 +136,7 @@ class RunnerCore(PeerCore):
         num_envs: Env steps per vector step.
         incarnation: The supervisor's restart count of this name; 0: the broker decides.
         layout_digest: Expected layout of the weights; others are refused. "" accepts any.
-        config_digest, spaces_digest, package_version: Checked by the broker.
+        spaces_digest, package_version: Checked by the broker.
         replaces: See `messages.Hello`.
     """
 
@@ -155,7 +149,6 @@ class RunnerCore(PeerCore):
         num_envs: int,
         incarnation: int = 0,
         layout_digest: str = "",
-        config_digest: str = "",
         spaces_digest: str = "",
         package_version: str = "",
         replaces: str = "",
@@ -168,9 +161,8 @@ class RunnerCore(PeerCore):
         self.progress = 0
         self.pace_s = 0.0
         self.num_env_steps_sampled: int = 0
-        self.rejected: dict[str, int] = {}
         self._num_envs = num_envs
-        self._digests = (package_version, config_digest, spaces_digest)
+        self._digests = (package_version, spaces_digest)
         self._replaces = replaces
         self._next_seq = 0
         self._kept: OrderedDict[int, _Kept] = OrderedDict()
@@ -347,7 +339,6 @@ class RunnerCore(PeerCore):
             if message.incarnation == self.incarnation:
                 self._forget(message)
         elif isinstance(message, Rejected):
-            self.rejected[message.reason] = self.rejected.get(message.reason, 0) + 1
             self._kept.pop(message.seq, None)
         elif isinstance(message, Snapshot) and event.payload:
             self._offer(event.payload[0], now)
@@ -478,8 +469,7 @@ class RunnerCore(PeerCore):
         self._passed(memoryview(frame).nbytes)
         try:
             header, body = open_publication(frame)
-        except WireError as error:
-            self.weights.refused[error.reason] = self.weights.refused.get(error.reason, 0) + 1
+        except WireError:
             return
         if self.weights.offer(header, body):
             self._new_weights = ApplyWeights(header, body)

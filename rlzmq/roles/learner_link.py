@@ -41,6 +41,7 @@ from rlzmq.episodes.episode_batch import EpisodeBatch
 from rlzmq.learners.distributed import DesynchronizedError
 from rlzmq.modules.rl_module import RLModule
 from rlzmq.modules.weights import WeightsLayout
+from rlzmq.net.keys import CurveClient
 from rlzmq.protocol.core import (
     DecodeShard,
     DropShards,
@@ -49,7 +50,7 @@ from rlzmq.protocol.core import (
 )
 from rlzmq.protocol.learner_core import LearnerCore
 from rlzmq.roles.arrival_log import ArrivalLog
-from rlzmq.roles.peer_link import Curve, PeerLink, ends_link, new_peer_id
+from rlzmq.roles.peer_link import PeerLink, ends_link, new_peer_id
 from rlzmq.runners.module_step import ModuleStep
 from rlzmq.wire.codec import (
     PUBLICATION_PREFIX_BYTES,
@@ -451,7 +452,7 @@ class LearnerLink(PeerLink):
         of_agents: bool = False,
         observation_space: Any = None,
         stores_module_outputs: bool = False,
-        curve: Curve = None,
+        curve: CurveClient | None = None,
         arrivals: ArrivalLog | None = None,
         watch: UpdateWatch | None = None,
     ) -> None:

@@ -104,19 +104,14 @@ class LearnerRole(PeerRole):
 
     # -- on the actor's thread ------------------------------------------------------------------
 
-    def join_group(self, rank: int, num_ranks: int, store_path: str, generation: int) -> None:
-        """Form the process group of a generation with the other ranks.
-
-        Args:
-            rank: This learner's rank.
-            num_ranks: Size of the group.
-            store_path: A file that all ranks can access and that does not exist yet, or ``tcp://host:port``
-                of the driver's TCPStore if ranks are on several machines.
-            generation: Increases whenever the group is re-formed.
-        """
+    def _join_and_agree(
+        self, rank: int, num_ranks: int, store_path: str, generation: int, memory: bytes, num_env_steps: int
+    ) -> tuple[bytes, int]:
+        """Form the group; all ranks adopt the newest state among them, and the memory of its rank."""
         self.rank = rank
+        ranks = self.learner.ranks
         with guarded_connections():
-            self.learner.ranks.join(
+            ranks.join(
                 rank=rank,
                 world_size=num_ranks,
                 store=open_store(store_path, num_ranks),
@@ -126,17 +121,10 @@ class LearnerRole(PeerRole):
                 interface=interface_for(store_path),
                 is_called_off=lambda: generation in self._called_off,
             )
-
-    def _join_and_agree(
-        self, rank: int, num_ranks: int, store_path: str, generation: int, memory: bytes, num_env_steps: int
-    ) -> tuple[bytes, int]:
-        """Form the group; all ranks adopt the newest state among them, and the memory of its rank."""
-        self.join_group(rank, num_ranks, store_path, generation)
-        source = self.learner.ranks.adopt_newest_state()
-        if self.learner.ranks.group is None:
-            return memory, num_env_steps
-        packed = self.learner.ranks.group.broadcast_bytes(pack_blob([memory, num_env_steps]), source)
-        memory, num_env_steps = unpack_blob(packed)
+        source = ranks.adopt_newest_state()
+        if ranks.group is not None:
+            packed = ranks.group.broadcast_bytes(pack_blob([memory, num_env_steps]), source)
+            memory, num_env_steps = unpack_blob(packed)
         return memory, num_env_steps
 
     def ping(self) -> int:
@@ -235,7 +223,10 @@ class LearnerRole(PeerRole):
         others at once, or when its attempt to connect to them has failed.
 
         Args:
-            rank, num_ranks, store_path, generation: See `join_group`.
+            rank, num_ranks: This learner's rank, and the size of the group.
+            store_path: A file that all ranks can access and that does not exist yet, or ``tcp://host:port``
+                of the driver's TCPStore if ranks are on several machines.
+            generation: Increases whenever the group is re-formed.
             registers: Register with the broker at once. False: `form` follows, and nothing is trained before it.
 
         Returns:
@@ -297,7 +288,6 @@ _METHODS = frozenset(
         "form",
         "get_inference_weights",
         "get_state",
-        "join_group",
         "ping",
         "rejoin",
         "run_until_failure",

@@ -18,7 +18,7 @@ import time
 import uuid
 from collections import Counter
 from collections.abc import Callable, Coroutine, Mapping, Sequence
-from typing import Any, Concatenate, ParamSpec, TypeAlias, TypeVar
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import gymnasium as gym
 
@@ -26,7 +26,7 @@ from rlzmq.core import faults, trace, version
 from rlzmq.core.patience import HEARTBEAT_S, TICK_S, FairClock
 from rlzmq.core.spaces import space_to_plain
 from rlzmq.net.context import Context, SocketOptions
-from rlzmq.net.keys import CurveClient, KeyPair
+from rlzmq.net.keys import CurveClient
 from rlzmq.net.shared_memory import SegmentPool, SharedFrames
 from rlzmq.net.socket import DrainSocket
 from rlzmq.protocol.core import Instruction, Received, Send, Stop
@@ -36,7 +36,6 @@ from rlzmq.wire.payloads import pack_blob, unpack_blob
 
 __all__ = [
     "MAX_MESSAGE_BYTES",
-    "Curve",
     "PeerLink",
     "PeerRole",
     "add_to_trace",
@@ -98,8 +97,6 @@ def add_to_trace(message: TraceEvents, payload: Sequence[Buffer]) -> None:
         raise SchemaError(f"TraceEvents of {message.source[:60]}: {error}") from None
 
 
-Curve: TypeAlias = CurveClient | tuple[str, str] | list[str] | None
-
 MAX_MESSAGE_BYTES = 1 << 30  # of one frame: a column of a fragment, or a whole model's weights
 
 _log = logging.getLogger("rlzmq")
@@ -131,20 +128,16 @@ class PeerLink(abc.ABC):
     Args:
         core: RunnerCore, LearnerCore or DriverCore.
         address: The broker's data address.
-        curve: Keys for a broker reached by TCP; (server's public key, own secret key) if they were passed
-            through an actor call.
+        curve: Keys for a broker reached by TCP.
 
     Attributes:
         num_refused: Number of received messages that were refused, by reason.
         ended: Resolved with (reason, detail) when the core stops, or with an exception when a job fails.
     """
 
-    def __init__(self, core: Any, address: str, curve: Curve = None) -> None:
+    def __init__(self, core: Any, address: str, curve: CurveClient | None = None) -> None:
         self.core = core
         self._address = address
-        if curve is not None and not isinstance(curve, CurveClient):
-            server_public, secret = curve
-            curve = CurveClient(server_public, KeyPair.from_secret(secret))
         self.curve = curve
         self._context: Context | None = None
         self._socket: DrainSocket | None = None

@@ -37,7 +37,7 @@ from rlzmq.core.process import apply_log_level, end_if_out_of_memory, limit_memo
 from rlzmq.episodes.episode_batch import EpisodeBatch
 from rlzmq.learners.ranks import set_torch_threads
 from rlzmq.net.context import Context, SocketOptions
-from rlzmq.net.keys import JoinFile
+from rlzmq.net.keys import CurveClient, JoinFile
 from rlzmq.net.shared_memory import FOLDED_TOPIC
 from rlzmq.net.socket import DrainSocket
 from rlzmq.protocol.core import (
@@ -52,7 +52,6 @@ from rlzmq.protocol.runner_core import RunnerCore
 from rlzmq.roles.neighbors import Neighbors
 from rlzmq.roles.peer_link import (
     MAX_MESSAGE_BYTES,
-    Curve,
     PeerLink,
     PeerRole,
     ends_link,
@@ -144,7 +143,7 @@ class RunnerLink(PeerLink):
         data_address, weights_address: Addresses of the broker.
         peer_id: Id of this process; a new one if empty.
         curve: Keys for a broker reached by TCP.
-        package_version, config_digest, spaces_digest: Compared by the broker, for an external runner.
+        package_version, spaces_digest: Compared by the broker, for an external runner.
         replaces: Peer id of the previous process of this name, if any.
     """
 
@@ -159,9 +158,8 @@ class RunnerLink(PeerLink):
         data_address: str,
         weights_address: str,
         peer_id: str = "",
-        curve: Curve = None,
+        curve: CurveClient | None = None,
         package_version: str = "",
-        config_digest: str = "",
         spaces_digest: str = "",
         replaces: str = "",
     ) -> None:
@@ -174,7 +172,6 @@ class RunnerLink(PeerLink):
             incarnation=incarnation,
             layout_digest=env_runner.get_weights_layout().digest,
             package_version=package_version,
-            config_digest=config_digest,
             spaces_digest=spaces_digest,
             replaces=replaces,
         )
@@ -551,21 +548,17 @@ class RemoteRunner:
         join: Addresses and keys.
         run_id: Id of the run, which came with the config.
         config: The run's config, with this machine's changes (e.g. the number of envs).
-        config_digest: Digest of the run's config as received.
         patience_s: Seconds of silence after which the broker counts as lost.
 
     Attributes:
         name: Name under which it registers.
     """
 
-    def __init__(
-        self, join: JoinFile, run_id: str, config: BaseConfig, *, patience_s: float, config_digest: str = ""
-    ) -> None:
+    def __init__(self, join: JoinFile, run_id: str, config: BaseConfig, *, patience_s: float) -> None:
         self._join = join
         self._run_id = run_id
         self._config = config
         self._patience_s = patience_s
-        self._config_digest = config_digest
         self._thread = ActorThread("sampler")
         self._role: EnvRunnerRole | None = None
         self._stop_leaving: asyncio.TimerHandle | None = None
@@ -598,7 +591,6 @@ class RemoteRunner:
                 "weights_address": addresses["weights"],
                 "curve": self._join.curve(),
                 "package_version": package_version(),
-                "config_digest": self._config_digest,
                 "spaces_digest": spaces_digest(self._role.get_spaces()["__env_single__"]),
             }
         )

@@ -90,7 +90,7 @@ class Hello(WireMessage):
         hello_id: Number of this process's HELLO, from 1. WELCOME repeats it, and answers to older HELLOs are ignored.
         incarnation: The requested incarnation: the supervisor's restart count, or the one from an earlier
             WELCOME; 0: the broker decides.
-        run_id, package_version, config_digest, spaces_digest: Must equal the broker's; "" = unchecked.
+        run_id, package_version, spaces_digest: Must equal the broker's; "" = unchecked.
         generation: For a learner: that of its process group. For the driver: that of its last RESET. Otherwise -1.
         lineage: For a learner: generation of the RESET from which its state derives; -1: none.
         rank, num_ranks: For a learner: its rank and the group's size; -1 for other roles.
@@ -110,7 +110,6 @@ class Hello(WireMessage):
     incarnation: int = 0
     run_id: str = ""
     package_version: str = ""
-    config_digest: str = ""
     spaces_digest: str = ""
     generation: int = -1
     rank: int = -1
@@ -383,7 +382,6 @@ class Config(WireMessage):
     """The run's configuration for peers that join by themselves. Payload: one opaque frame."""
 
     run_id: str
-    config_digest: str
 
 
 @message(72)

@@ -167,7 +167,7 @@ class Simulation:
         self.checkpoint: list[Step] = []
         self.num_deaths_by_killer = 0
         self.driver = Process(
-            "driver", b"driver", DriverCore(RUN, "driver", "driver-uuid", config_digest="c")
+            "driver", b"driver", DriverCore(RUN, "driver", "driver-uuid", spaces_digest="c")
         )
         self.by_routing[b"driver"] = self.driver
 

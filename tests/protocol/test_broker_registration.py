@@ -110,14 +110,14 @@ def test_a_place_in_a_generation_is_taken_once(fields):
 
 def test_who_came_before_the_driver_and_does_not_fit_is_turned_away_when_it_comes():
     bench = Bench()
-    bench.runner("alien", config_digest="theirs")
-    bench.runner("ours", config_digest="ours")
+    bench.runner("alien", spaces_digest="theirs")
+    bench.runner("ours", spaces_digest="ours")
     bench.hello("top", "observer")
-    bench.driver(config_digest="ours")
+    bench.driver(spaces_digest="ours")
     (refused,) = bench.sent("alien", Refused)
-    detail = "config_digest: the run has 'ours', the peer has 'theirs'"
-    assert (refused.reason, refused.detail) == ("config_digest", detail)
-    assert bench.state.refused == {"config_digest": 1}
+    detail = "spaces_digest: the run has 'ours', the peer has 'theirs'"
+    assert (refused.reason, refused.detail) == ("spaces_digest", detail)
+    assert bench.state.refused == {"spaces_digest": 1}
     assert [n.detail for n in bench.sent("driver", Notice) if n.event == "refused"] == [detail]
     assert not _is_known(bench, "alien")
     assert all(_is_known(bench, peer) for peer in ("ours", "top", "driver"))

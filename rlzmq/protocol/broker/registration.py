@@ -141,7 +141,7 @@ class Registration:
             return "num_envs", f"a runner has 1 to {_MAX_ENVS} envs, got {hello.num_envs}"
         if hello.role == "learner" and not 0 <= hello.rank < hello.num_ranks <= _MAX_RANKS:
             return "rank", f"rank {hello.rank} of {hello.num_ranks} ranks does not exist"
-        for field in ("package_version", "config_digest", "spaces_digest"):
+        for field in ("package_version", "spaces_digest"):
             theirs, ours = getattr(hello, field), state.references.get(field, "")
             if hello.role != "driver" and theirs and ours and theirs != ours:
                 return field, f"{field}: the run has {ours!r}, the peer has {theirs[:200]!r}"
@@ -215,7 +215,7 @@ class Registration:
             state.ranks[hello.rank] = peer
         elif hello.role == "driver":
             state.driver = peer
-            for field in ("package_version", "config_digest", "spaces_digest"):
+            for field in ("package_version", "spaces_digest"):
                 if getattr(hello, field):
                     state.references[field] = getattr(hello, field)
             self._turn_away_strangers()
