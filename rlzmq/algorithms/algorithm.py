@@ -326,11 +326,7 @@ class _WithSyncTrainingStep(AsyncAlgorithm):
 
 
 def _check_is_config(algorithm: type[Algorithm], config: BaseConfig) -> None:
-    """Check that the argument of an algorithm class is a config, not e.g. an env's name or a config class.
-
-    Raises:
-        TypeError: It is not a config; the text shows the correct call.
-    """
+    """Check that the argument of an algorithm class is a config, not e.g. an env's name or a config class."""
     if isinstance(config, BaseConfig):
         return
     own = algorithm._config_class().__name__

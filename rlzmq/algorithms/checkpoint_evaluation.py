@@ -310,11 +310,7 @@ def _env_with_pictures(env: object, settings: Mapping[str, Any]) -> Any:
 
 
 def _first(rendered: object) -> NDArray[np.uint8]:
-    """Return the image of the first environment, from the rendering of a single or a vector env.
-
-    Raises:
-        ConfigurationError: It is not an image.
-    """
+    """Return the image of the first environment, from the rendering of a single or a vector env."""
     frame = rendered[0] if isinstance(rendered, tuple | list) and rendered else rendered
     if isinstance(frame, np.ndarray) and frame.dtype == np.uint8 and frame.ndim == 3 and frame.shape[2] == 3:
         return frame

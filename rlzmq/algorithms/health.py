@@ -281,14 +281,7 @@ def _module_numbers(
     of_run: Mapping[str, float],
     has_improved: bool,
 ) -> dict[str, float]:
-    """Return the numbers of the checks of one module: its results, its settings, and what follows from both.
-
-    Args:
-        settings: The module's `_SETTINGS`.
-        values, first: Its newest results, and the first one under each name.
-        of_run: Numbers of the run.
-        has_improved: Whether returns have risen since the run began.
-    """
+    """Return the numbers of the checks of one module: its results, its settings, and what follows from both."""
     nan = math.nan
     gradients, rates = [], []
     numbers: dict[str, float] = {}

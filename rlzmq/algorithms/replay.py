@@ -339,11 +339,7 @@ def _tap(source: BatchSource, drawn: Callable[[Any], None]) -> None:
 
 
 def _set_state(learner: Learner, state: Mapping[str, Any], file: ArrivalFile) -> None:
-    """Restore a recorded state of the learner.
-
-    Raises:
-        ConfigurationError: The state has other modules.
-    """
+    """Restore a recorded state of the learner."""
     recorded, mine = set(state["rl_module"]), set(learner.module.keys())
     if recorded != mine:
         raise ConfigurationError(

@@ -113,11 +113,7 @@ def _replay_run(options: ReplayOptions) -> int:
 
 
 def _range_of(text: str | None) -> tuple[int | None, int | None]:
-    """Return the first and the last update.
-
-    Raises:
-        ConfigurationError: The text is not a range.
-    """
+    """Return the first and the last update."""
     if text is None:
         return None, None
     found = _UPDATES.fullmatch(text)
@@ -161,11 +157,7 @@ def _replay_fragment(options: ReplayOptions) -> int:
 
 
 def _reason(path: Path) -> object:
-    """Return why the fragment was quarantined; None if that was not recorded.
-
-    Raises:
-        ConfigurationError: The record is torn.
-    """
+    """Return why the fragment was quarantined; None if that was not recorded."""
     if not path.is_file():
         return None
     try:
@@ -177,11 +169,7 @@ def _reason(path: Path) -> object:
 
 
 def _read(path: Path) -> object:
-    """Return the fragment's EpisodeBatch.
-
-    Raises:
-        ConfigurationError: There is no such file, or it holds no fragment.
-    """
+    """Return the fragment's EpisodeBatch."""
     if not path.is_file() or path.stat().st_size > _MAX_BYTES:
         raise ConfigurationError(f"{path}: no such file, or larger than {_MAX_BYTES} bytes")
     try:

@@ -263,11 +263,7 @@ def setting_of_others(name: str) -> str | None:
 
 @contextlib.contextmanager
 def _taken(algorithm: str, options: TrainOptions) -> Iterator[tuple[RunDirectory, AlgorithmConfig]]:
-    """Take the run's directory, before anything is written or started; yield it, and the run's config.
-
-    Raises:
-        ConfigurationError: There is another run in the directory, or another driver has it.
-    """
+    """Take the run's directory, before anything is written or started; yield it, and the run's config."""
     from rlzmq.telemetry.run_directory import RunDirectory, check_continues
 
     ways = "Name another --run-dir, or start over with --overwrite instead of --resume."
@@ -367,11 +363,7 @@ def apply_preset(config: AlgorithmConfig, algorithm: str, env: object, options: 
 
 
 def _stored_settings(options: TrainOptions) -> dict[str, Any] | None:
-    """Return the settings of the checkpoint to resume from; None if the command line gives the settings.
-
-    Raises:
-        CheckpointError: The settings contain code.
-    """
+    """Return the settings of the checkpoint to resume from; None if the command line gives the settings."""
     place = options.run_dir if options.resume == "auto" else options.resume
     if place is None or options.env is not None or options.config is not None:
         return None
@@ -508,14 +500,7 @@ def _submit(arguments: Sequence[str], options: TrainOptions, path: Path) -> int:
 def _next_commands(
     name: str, options: TrainOptions, path: Path, saved: Path | None, stops: Sequence[str]
 ) -> str:
-    """Return the lines that say how to look at a run and go on.
-
-    Args:
-        name: The algorithm.
-        path: The run's directory.
-        saved: The last checkpoint; None: the newest intact one there.
-        stops: What ends the resumed run: the same as this one, or twice its length if that was reached.
-    """
+    """Return the lines that say how to look at a run and go on."""
     lines = [
         f"metrics     {path / 'metrics.jsonl'}",
         f"watch       rlzmq dashboard {shlex.quote(str(path))}",
@@ -530,11 +515,7 @@ def _next_commands(
 
 
 def _checkpoint_to_resume(options: TrainOptions, path: Path) -> Path | None:
-    """Return the checkpoint to resume from; None for a new run.
-
-    Raises:
-        CheckpointError: --resume names a place without a whole checkpoint.
-    """
+    """Return the checkpoint to resume from; None for a new run."""
     if options.resume is None:
         return None
     is_auto = options.resume == "auto"

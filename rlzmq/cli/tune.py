@@ -175,11 +175,7 @@ def _tuner(algorithm: str | None, options: Any) -> Tuner:
 
 
 def _searched_flags(algorithm: str, options: Any) -> tuple[str, Any, dict[str, Any]]:
-    """Return the trainable, the config with the search objects that flags give, and what else the search needs.
-
-    Raises:
-        ConfigurationError: No flag gives a range or a list.
-    """
+    """Return the trainable, the config with the search objects that flags give, and what else the search needs."""
     config = get_config_class(algorithm)()
     apply_preset(config, algorithm, options.env, options)
     apply_settings(config, options)
@@ -201,11 +197,7 @@ def _searched_flags(algorithm: str, options: Any) -> tuple[str, Any, dict[str, A
 
 
 def _trainable(tables: Mapping[str, Any], options: _FileOptions) -> tuple[Any, Any]:
-    """Return the trainable and its search space.
-
-    Raises:
-        ConfigurationError: The file does not name a trainable, or a table is unknown.
-    """
+    """Return the trainable and its search space."""
     named = tables.get("trainable")
     if not isinstance(named, str):
         raise ConfigurationError(f'{options.space}: which trainable? Begin with e.g. trainable = "PPO".')

@@ -285,11 +285,7 @@ class OfflineDataSettings:
 
 
 def _amp_dtype(value: object) -> object:
-    """Return the name of a torch dtype.
-
-    Raises:
-        PydanticCustomError: It is float16.
-    """
+    """Return the name of a torch dtype."""
     name = str(value).removeprefix("torch.")
     if name in ("float16", "half"):
         raise PydanticCustomError(

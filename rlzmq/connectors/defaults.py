@@ -327,12 +327,7 @@ def _called(func: Any, setting: str, arguments: dict[str, Any], aliases: Mapping
 
 
 def _check_env_to_module_order(pieces: Sequence[ConnectorV2]) -> None:
-    """Check the order of an env-to-module pipeline's pieces. What custom pieces add is unknown.
-
-    Raises:
-        ConfigurationError: Observations are rewritten after they were added to the batch, stacked twice, or missing in
-            the batch; the text says where the piece belongs.
-    """
+    """Check the order of an env-to-module pipeline's pieces. What custom pieces add is unknown."""
     adder: ConnectorV2 | None = None  # the piece that has added observations to the batch
     may_be_added = False
     for piece in flat_pieces(pieces):
@@ -373,11 +368,7 @@ def _check_env_to_module_order(pieces: Sequence[ConnectorV2]) -> None:
 
 
 def _check_learner_order(pieces: Sequence[ConnectorV2]) -> None:
-    """Check the pieces of a learner pipeline.
-
-    Raises:
-        ConfigurationError: Frames are stacked twice, or flattened on the learner; the text says what to do instead.
-    """
+    """Check the pieces of a learner pipeline."""
     flat = flat_pieces(pieces)
     stacking = [piece for piece in flat if isinstance(piece, FrameStacking)]
     where = "config.training(learner_connector=…)"

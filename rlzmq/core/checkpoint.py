@@ -535,12 +535,7 @@ def _is_file_entry(facts: object) -> bool:
 
 
 def _bytes_of(path: Path, max_bytes: int) -> bytes:
-    """Return a regular file's content. Pipes and devices, which may never end, are not read.
-
-    Raises:
-        OSError: The file cannot be read.
-        ValueError: It is not a regular file, or larger than `max_bytes`.
-    """
+    """Return a regular file's content. Pipes and devices, which may never end, are not read."""
     if isinstance(path, CloudPath):
         return path.read_bytes(max_bytes)
     with open(

@@ -156,11 +156,8 @@ class MissingNameFinder:
 
 
 def _being_imported(frame: FrameType | None) -> tuple[str | None, ModuleType | None]:
-    """Return the full dotted name in the import statement that called a finder, and the package of a statement
-    ``from package import name``.
-
-    Python imports parents first, and passes only these to a finder.
-    """
+    """Return the dotted name in the import statement that called a finder, and ``package`` of a ``from`` one."""
+    # Python imports parents first, and passes only these to a finder.
     wanted: str | None = None
     while frame is not None and frame.f_code.co_filename == "<frozen importlib._bootstrap>":
         function = frame.f_code.co_name

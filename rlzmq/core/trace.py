@@ -372,11 +372,7 @@ def _plain(value: object) -> Any:
 
 
 def _checked(batch: Any) -> tuple[str, list[tuple[int, str]], list[_Event]]:
-    """Return (process name, threads, events) of `take_events`.
-
-    Raises:
-        ValueError: It is malformed.
-    """
+    """Return (process name, threads, events) of `take_events`."""
     try:
         name, threads, events = batch["process"], batch["threads"], batch["events"]
         numbers = {number for number, _ in threads}

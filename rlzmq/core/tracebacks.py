@@ -221,11 +221,9 @@ def _shorten_shown(shown: traceback.TracebackException, error: BaseException) ->
 
 
 def _kept(files: Sequence[str], error: BaseException) -> list[int]:
-    """Return the indices of the frames to show.
-
-    These are the user's frames and those they called, without earlier frames of rlzmq and libraries. Without user
-    frames, these are the libraries' frames. If the error comes from inside of rlzmq, these are all frames.
-    """
+    """Return the indices of the frames to show."""
+    # The user's frames and those they called, without earlier frames of rlzmq and libraries. Without user frames, the
+    # libraries' frames. If the error comes from inside of rlzmq, all frames.
     ours = [file.startswith(_OURS) for file in files]
     theirs = [index for index, file in enumerate(files) if not ours[index] and not _is_library(file)]
     if not theirs:

@@ -189,11 +189,7 @@ def _signed(kind: str, data: bytes) -> str:
 
 
 def _secret() -> str:
-    """Return this user's secret, which the first call on a machine creates.
-
-    Raises:
-        OSError, ConfigurationError: There is no place for it, or others could have read it.
-    """
+    """Return this user's secret, which the first call on a machine creates."""
     state = os.environ.get("XDG_STATE_HOME", "")
     base = Path(state) if os.path.isabs(state) else Path(os.path.expanduser("~/.local/state"))
     path = base / "rlzmq" / "signing.key"

@@ -354,11 +354,8 @@ def _graph_of(policy: Policy) -> StatelessGraph:
 
 
 def _joined(parts: Sequence[npt.NDArray[Any]]) -> npt.NDArray[Any]:
-    """Return arrays ``[N, ...]`` of one dtype as one.
-
-    Unlike `numpy.concatenate`, this does not release Python's lock at each part, and so is not held up by the thread
-    that receives requests.
-    """
+    """Return arrays ``[N, ...]`` of one dtype as one."""
+    # numpy.concatenate would release Python's lock at each part, and be held up by the thread that receives requests.
     first = parts[0]
     if len(parts) == 1:
         return first

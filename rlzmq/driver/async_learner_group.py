@@ -198,17 +198,8 @@ class AsyncLearnerGroup:
         return handle
 
     async def _form(self, handles: Sequence[Any], registers: bool = True) -> None:
-        """Form the next generation from these ranks. All get the newest state among them.
-
-        Their store belongs to the driver (a file or a server), so it outlives every rank.
-
-        Args:
-            handles: The ranks in rank order.
-            registers: See `LearnerRole.rejoin`.
-
-        Raises:
-            PeerLostError: A rank died in the meantime. The others can be formed again.
-        """
+        """Form the next generation from these ranks, in rank order. All get the newest state among them."""
+        # Their store belongs to the driver (a file or a server), so it outlives every rank.
         self.generation += 1
         if self._door is not None:
             store = self._door.store_address

@@ -304,11 +304,9 @@ def _make_async(
 
 @contextlib.contextmanager
 def _main_module_hidden() -> Iterator[None]:
-    """Keep child processes started in the block from running the user's script again.
-
-    ``multiprocessing`` imports ``__main__`` again in each child, which would restart a script without an
-    ``if __name__`` guard. The children do not need it: cloudpickle sends its definitions by value.
-    """
+    """Keep child processes started in the block from running the user's script again."""
+    # ``multiprocessing`` imports ``__main__`` again in each child, which would restart a script without an
+    # ``if __name__`` guard. The children do not need it: cloudpickle sends its definitions by value.
     with _MAIN_LOCK:
         main = sys.modules["__main__"]
         sys.modules["__main__"] = types.ModuleType("__main__")

@@ -242,10 +242,7 @@ class BatchColumns(list[Any]):
         return self.take(chunks, [group for group in groups if len(group)])
 
     def _of_episodes(self, episodes: IntArray, num_episodes: int) -> Self:
-        """Return a group's chunks of some of the episodes ``0 … num_episodes-1``, in their current order.
-
-        An episode's position in `episodes` (each any number of times) is its new index.
-        """
+        """Return a group's chunks of some of the episodes, whose positions in `episodes` are their new indices."""
         episode = self.links[0]
         counts = np.bincount(episode, minlength=num_episodes)
         offsets = np.cumsum(counts) - counts

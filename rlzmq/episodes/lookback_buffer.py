@@ -510,11 +510,7 @@ class InfiniteLookbackBuffer:
         return True
 
     def _fitted(self, new_data: object, lead: tuple[int, ...]) -> object:
-        """Convert one item (no ``lead``) or several to arrays ``[*lead, ...]`` of this column's form.
-
-        Raises:
-            ValueError: The structure, a shape or a kind differs from the column's.
-        """
+        """Convert one item (no ``lead``) or several to arrays ``[*lead, ...]`` of this column's form."""
         arrays = self._arrays
         if isinstance(arrays, np.ndarray) and arrays.dtype.hasobject:
             return _as_objects(new_data, lead)

@@ -407,15 +407,7 @@ def _private(data: object) -> object:
 def _observations_at(
     obs_env_ts: list[int], base: int, positions: Sequence[int | None], *, with_gaps: bool
 ) -> Sequence[int | None]:
-    """Return which of an agent's observations are at stored env steps.
-
-    Args:
-        obs_env_ts: Env steps of the observations, ascending.
-        base: The first stored env step.
-        positions: Env steps relative to `base`; None for none.
-        with_gaps: Whether each position needs an entry, None if there is no observation; otherwise such entries may
-            be left out.
-    """
+    """Return an agent's observations at env steps, relative to `base`; `with_gaps`: None where there is none."""
     if not with_gaps and isinstance(positions, range) and positions.step == 1:
         begin = bisect_left(obs_env_ts, base + positions.start)
         return range(begin, bisect_left(obs_env_ts, base + positions.stop, begin))

@@ -390,11 +390,7 @@ class OfflineLearner(TorchLearner):
                 self.source.begin_sequences_with(initial_state(module))
 
     def _open_held_out(self) -> OpenedShards:
-        """Return the shards for evaluation, opened at the first call.
-
-        Raises:
-            ConfigurationError: There are none, none is usable, or they do not fit the module.
-        """
+        """Return the shards for evaluation, opened at the first call."""
         if self._held_out is None:
             opened = _open(cast(_HasHeldOutInput, self.config).get_held_out_input())
             self._check_shards(opened, self.module[DEFAULT_MODULE_ID])

@@ -412,11 +412,9 @@ class LeanAdam(torch.optim.Adam):
     def _counted(
         self, index: int, parameters: list[Tensor]
     ) -> tuple[list[Tensor], list[Tensor], list[Tensor]]:
-        """Add 1 to the steps of a group; return the averages of gradients and of their squares, and the steps.
-
-        The steps are elements of one tensor, since one addition each would take longer than the rest of a small step.
-        The lists are kept, as long as parameters and states are the same.
-        """
+        """Add 1 to the steps of a group; return the averages of gradients and of their squares, and the steps."""
+        # The steps are elements of one tensor, since one addition each would take longer than the rest of a small step.
+        # The lists are kept, as long as parameters and states are the same.
         held = [*parameters, *chain.from_iterable(map(dict.values, self.state.values()))]
         known: dict[int, _Known] = self.__dict__.setdefault("_known", {})
         mine = known.get(index)

@@ -598,9 +598,6 @@ def _changed_threads(num_threads: int, before: int) -> Iterator[None]:
 
 @functools.cache
 def _use_one_thread_in_forks() -> None:
-    """Make forked processes, e.g. vector envs' workers, use one torch thread: threads of the parent are missing there.
-
-    Without this, a worker that uses torch waits for them forever.
-    """
+    """Make forked processes, e.g. vector envs' workers, use one torch thread; more would wait forever."""
     if hasattr(os, "register_at_fork"):  # where processes fork
         os.register_at_fork(after_in_child=functools.partial(torch.set_num_threads, 1))

@@ -69,11 +69,7 @@ class TargetNetworks:
 
 
 def _tensors_of(networks: list[Any]) -> tuple[list[Tensor], list[Tensor], list[tuple[Tensor, Tensor]]]:
-    """Return the parameters of trained networks, those of their target networks, and pairs of buffers.
-
-    Args:
-        networks: A trained network, its target network, and so on.
-    """
+    """Return the parameters of trained networks, those of their target networks, and pairs of buffers."""
     sources: list[Tensor] = []
     copies: list[Tensor] = []
     buffers: list[tuple[Tensor, Tensor]] = []

@@ -142,10 +142,7 @@ class TrainBatchBuilder:
         return train_batch
 
     def _transition_columns(self, drawn: Transitions) -> dict[str, Any] | None:
-        """Return the default module's columns for transitions of a replay buffer, CPU tensors ``[rows, ...]``.
-
-        None if a piece of the pipeline, or the module, needs the episodes.
-        """
+        """Return CPU tensors ``[rows, ...]`` of a buffer's transitions; None if a piece or module needs episodes."""
         module = self.module
         if not self.uses_rows or not self.learner_connector.on_rows or DEFAULT_MODULE_ID not in module:
             return None
@@ -261,10 +258,8 @@ def _num_trained_env_steps(episodes: EpisodeBatch) -> int:
 
 
 def _without_nesting(episodes: Any) -> object:
-    """Return one batch on columns if all episodes are on columns, else a list of episodes.
-
-    Chunks that continue each other under the same weights become one, so that no return is cut where a fragment ended.
-    """
+    """Return one batch on columns if all episodes are on columns, else a list of episodes."""
+    # Chunks that continue each other under the same weights become one, so that no fragment's end cuts a return.
     if isinstance(episodes, EpisodeBatch):
         return episodes
     episodes = list(episodes)
@@ -288,10 +283,8 @@ def _as_tensors(columns: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _real_rows(columns: dict[str, Any], stateful: bool) -> tuple[dict[str, Any], int]:
-    """Return the columns without rows that no loss may see, and the number of real timesteps.
-
-    The mask of a stateless module is removed. That of a stateful module is kept, for padded steps.
-    """
+    """Return the columns without rows that no loss may see, and the number of real timesteps."""
+    # The mask of a stateless module is removed. That of a stateful module is kept, for padded steps.
     mask = columns.get(Columns.LOSS_MASK)
     if mask is None:
         return columns, _num_rows(columns)

@@ -435,11 +435,7 @@ class SharedFrames:
 
 @wire_decoder
 def _decode(kind: int, frames: Sequence[Buffer]) -> _Folded | _FramesNeeded:
-    """Return the checked header of a message of one of the two kinds.
-
-    Raises:
-        WireError: It is malformed, or names frames outside of the segment.
-    """
+    """Return the checked header of a message of one of the two kinds."""
     header = decode_head(frames).header
     if kind == FRAMES_NEEDED:
         return from_header(_FramesNeeded, header)

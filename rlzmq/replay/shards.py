@@ -6,7 +6,7 @@
  frames    those of `EpisodeBatch.to_wire`, each at a multiple of 64 bytes of the file
 ```
 
-This is the only record of a `FragmentLog`. A shard is written under another name (``*.shard.part``) and renamed once
+A shard is written under another name (``*.shard.part``) and renamed once
 it is complete and on disk. Any number of processes may write into a directory while others read it. Nothing in a shard
 is pickled, and every size is checked.
 """
@@ -206,11 +206,7 @@ def find_shards(place: Path) -> list[Path]:
 
 
 def _open(path: Path) -> EpisodeBatch:
-    """Map one shard.
-
-    Raises:
-        ProtocolError: The file is torn, altered, or not of this release.
-    """
+    """Map one shard."""
     if path.suffix == _PARQUET:
         batch = read_parquet(path)
         batch.meta["normalize_actions"] = None
@@ -247,11 +243,7 @@ def _open(path: Path) -> EpisodeBatch:
 
 
 def _check_fit(opened: OpenedShards) -> None:
-    """Check that all shards have the same observations, actions and rewards.
-
-    Raises:
-        ConfigurationError: They differ; the text names the file, the column, and both forms.
-    """
+    """Check that all shards have the same observations, actions and rewards."""
     first = opened.shards[0]
     for shard, path in zip(opened.shards, opened.paths, strict=True):
         for name in (Columns.OBS, Columns.ACTIONS, Columns.REWARDS):

@@ -478,10 +478,8 @@ class ObservationRouter:
     def _through_pieces(
         self, observed: dict[ModuleStore, Observed], by_agent: dict[Any, Observed]
     ) -> dict[ModuleStore, Any]:
-        """Run the pieces on each agent's observations of all envs at once, in the form that per-episode pieces take.
-
-        An agent's module may differ between envs.
-        """
+        """Run the pieces on each agent's observations of all envs at once, in the form that per-episode pieces take."""
+        # An agent's module may differ between envs.
         rows: list[ObservedRows] = []
         stored: list[Any] = []
         for agent_id, own in by_agent.items():

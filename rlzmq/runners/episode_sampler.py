@@ -89,16 +89,7 @@ class EpisodicSampler(Sampler):
 
     @abc.abstractmethod
     def _grow(self, index: int, episode: Any, act: Any, row: tuple[Any, ...]) -> int:
-        """Add an env step; return the number of agent steps completed (0 if they are not counted).
-
-        Set ``_has_ended`` if the episode is over.
-
-        Args:
-            index: Index of the env.
-            episode: Its episode.
-            act: Result of `_act` or `_random_actions`.
-            row: Observation, reward, terminated, truncated and info (multi-agent: dicts by agent id).
-        """
+        """Add an env's step to its episode; return the number of agent steps completed (0 if they are not counted)."""
 
     @abc.abstractmethod
     def _observe(self) -> None:

@@ -384,11 +384,7 @@ class RowsSampler(Sampler):
         )
 
     def _mark_failures(self, step: int, needs_reset: BoolArray) -> BoolArray:
-        """Truncate the episodes of recreated envs before this step, which becomes a reset.
-
-        Returns:
-            bool[N], the envs for which this step is a reset.
-        """
+        """Truncate the episodes of recreated envs before this step; return bool[N], where it becomes a reset."""
         failed = np.zeros(self.num_envs, np.bool_)
         failed[self.stepper.source.failed] = True
         for index in np.flatnonzero(failed & ~needs_reset).tolist():

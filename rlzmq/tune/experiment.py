@@ -251,11 +251,7 @@ class Experiment:
         return trial
 
     async def _names_of(self, trial: Trial) -> tuple[str, str]:
-        """Return the names of a trial and of its directory.
-
-        Raises:
-            ConfigurationError: A function of TuneConfig returned something that is not a name.
-        """
+        """Return the names of a trial and of its directory."""
         create_name, create_directory = self._tune.trial_name_creator, self._tune.trial_dirname_creator
         if trial.claim.names:
             name, directory = trial.claim.names

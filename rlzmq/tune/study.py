@@ -284,12 +284,7 @@ class Study:
         )
 
     def _waiting_copy(self, trial: FrozenTrial, again: int) -> Any:
-        """Return a waiting entry with the parameters of an earlier one.
-
-        Args:
-            trial: The earlier entry.
-            again: How many times the trial has been run again after it ended.
-        """
+        """Return a waiting entry with the parameters of an earlier one, run again so many times after it ended."""
         fixed = {**trial.system_attrs.get("fixed_params", {}), **trial.params}
         return self._optuna.create_trial(
             state=self._optuna.trial.TrialState.WAITING,

@@ -219,10 +219,8 @@ class MeanStdFilter(ObservationPiece):
     def _learned(
         self, stats: RunningStats, leaves: list[Any], chosen: list[int], samples: list[Any]
     ) -> RunningStats | None:
-        """Return the statistics with these samples, and put the filtered samples into their `leaves`.
-
-        None, without changes, if a sample is NaN, infinite or absurd, since it would stay in the statistics forever.
-        """
+        """Return the statistics with these samples, and put the filtered samples into their `leaves`."""
+        # None, without changes, if a sample is NaN, infinite or absurd, since it would stay in the statistics forever.
         filtered = []
         num = stats.num + len(samples[0])
         degrees_of_freedom = np.arange(stats.num, num, dtype=np.float64)

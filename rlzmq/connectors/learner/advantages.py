@@ -148,11 +148,9 @@ class WholeBatchEstimator(ConnectorV2):
     def _evaluate_rows(
         self, rows: TrainRows, keeps_graph: bool
     ) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
-        """Return the result of `evaluate` for all rows, on the CPU; and that of `forward_train`.
-
-        The latter is that of the last block of rows; on the CPU there is only one. Columns that the module sets in its
-        batch (an action mask taken out of the observations) replace those of the train batch, as in `__call__`.
-        """
+        """Return the result of `evaluate` for all rows, on the CPU; and of `forward_train` for the last block."""
+        # On the CPU there is only one block. Columns that the module sets in its batch (an action mask taken out of the
+        # observations) replace those of the train batch, as in `__call__`.
         import torch
 
         columns, device = rows.columns, rows.device

@@ -308,13 +308,7 @@ class DefaultActorCriticModule(TorchRLModule, ValueFunctionAPI, InferenceOnlyAPI
     def _act(
         self, batch: dict[str, Any], *, critic_features: bool, encoder: Any = None, pi: Any = None
     ) -> tuple[dict[str, Any], Any]:
-        """Compute the outputs, and the value head's features.
-
-        Args:
-            batch: Column -> tensor or tree.
-            critic_features: Whether to compute the features of a separate value encoder, too.
-            encoder, pi: Replacements for the module's own parts, e.g. of a target network.
-        """
+        """Compute the outputs, and the value head's features (`critic_features`: with a separate encoder, too)."""
         encoder, pi = encoder or self.encoder, pi or self.pi
         obs, mask = self._mask.split(batch[Columns.OBS])
         outputs: dict[str, Any] = {}

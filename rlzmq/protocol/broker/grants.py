@@ -326,10 +326,8 @@ class Grants:
         return self._sum_paces / max(1, self._num_paces) * _PACE_UNIT
 
     def _max_s(self, peer: Peer, num_env_steps: int, terms: OpenUpdate) -> float:
-        """Return the time after which a lease is cut short and others sample the rest; 0: never (a single runner).
-
-        Otherwise a runner that has become slow would delay the others and deliver stale data.
-        """
+        """Return the time after which a lease is cut short and others sample the rest; 0: never (a single runner)."""
+        # Otherwise a runner that has become slow would delay the others and deliver stale data.
         if len(self._state.runners) < 2:
             return 0.0
         timeout_s = terms.lease_timeout_s
@@ -339,21 +337,17 @@ class Grants:
         return max(TICK_S, min(max_s, self._fresh_s(terms)))
 
     def _fresh_s(self, terms: OpenUpdate) -> float:
-        """Return how long data sampled now is likely to be fresh enough for a later update.
-
-        With `max_policy_lag` L, data of version v is planned for update v + L at the latest, which happens about
-        L - 1 updates from now; for L = 1, while the next one is trained.
-        """
+        """Return how long data sampled now is likely to be fresh enough for a later update."""
+        # With `max_policy_lag` L, data of version v is planned for update v + L at the latest, which happens about
+        # L - 1 updates from now; for L = 1, while the next one is trained.
         pace = self._state.commit_pace.env_steps_per_s
         if terms.staleness == 0 or terms.max_policy_lag < 0 or not pace:
             return float("inf")
         return _FRESH * max(1, terms.max_policy_lag - 1) * self._state.batch_of(terms) / pace
 
     def _at_hand(self, remaining: int) -> Peer | None:
-        """Return the external runner that delivered last, if all that is left takes less time than its weights' way.
-
-        Then several runners would only share the path, and not be done any sooner.
-        """
+        """Return the external runner that delivered last, if all that is left takes less time than its weights' way."""
+        # Then several runners would only share the path, and not be done any sooner.
         peer = self._state.runners.get(self._state.last_delivery)
         if peer is None or peer.is_suspect or self._state.leases.num_of_peer(peer.uuid):
             return None
@@ -361,10 +355,8 @@ class Grants:
         return peer if is_fast and remaining <= self._travel_steps(peer) else None
 
     def _travel_steps(self, peer: Peer) -> int:
-        """Return the runner's part of the env steps that its host samples while weights and data travel.
-
-        The weights reach a host once, so that its runners divide a batch without a second way.
-        """
+        """Return the runner's part of the env steps that its host samples while weights and data travel."""
+        # The weights reach a host once, so that its runners divide a batch without a second way.
         if not (host := _host_of(peer)):
             return 0
         return int(peer.travel.usual_s * peer.sampling.env_steps_per_s / self._num_of_host[host])

@@ -105,10 +105,7 @@ class Intake:
         state.receipts.accept(peer.uuid, message.seq)
 
     def _newest(self) -> tuple[int, int] | None:
-        """Return the newest (generation, version) of weights that any peer can have.
-
-        None if a restarted broker does not know it yet.
-        """
+        """Return the newest (generation, version) of weights of any peer; None if a new broker does not know it."""
         state = self._state
         if state.weights is None or not state.group_is_complete:
             return None
