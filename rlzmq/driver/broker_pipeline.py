@@ -647,13 +647,13 @@ class BrokerPipeline(Supervisor):
     async def pause(self) -> None:
         """Stop issuing leases, since the learners' state is about to be replaced."""
         assert self._driver is not None
-        self._driver.do(self._driver.core.pause())
+        self._driver.do(self._driver.core.pause(is_paused=True))
 
     async def restart(self) -> None:
         """Continue from the state that was loaded into the learners."""
         assert self._driver is not None
         await self._register_learners(begins_lineage=True)
-        self._driver.do(self._driver.core.resume())
+        self._driver.do(self._driver.core.pause(is_paused=False))
 
     async def _begin_lineage(self, handles: list[Any]) -> bool:
         """Discard everything in progress on all peers; return False if a rank died."""

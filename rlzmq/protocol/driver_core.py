@@ -30,7 +30,6 @@ from rlzmq.wire.messages import (
     Pause,
     Progress,
     Reset,
-    Resume,
     UpdateReport,
 )
 from rlzmq.wire.payloads import FragmentRange, pack_ranges, split_frames, unpack_ranges
@@ -105,15 +104,10 @@ class DriverCore(PeerCore):
         self._connector_state, self._connector_blob = ConnectorState(version), blob
         return [Send(b"", self._connector_state, (blob,))] if self.is_welcome else []
 
-    def pause(self) -> list[Instruction]:
-        """Stop granting leases until `resume`."""
-        self._is_paused = True
-        return [Send(b"", Pause())] if self.is_welcome else []
-
-    def resume(self) -> list[Instruction]:
-        """Grant leases again."""
-        self._is_paused = False
-        return [Send(b"", Resume())] if self.is_welcome else []
+    def pause(self, *, is_paused: bool) -> list[Instruction]:
+        """Let the broker stop granting leases, or grant them again."""
+        self._is_paused = is_paused
+        return [Send(b"", Pause(is_paused))] if self.is_welcome else []
 
     def reset(self, generation: int, next_update: int) -> list[Instruction]:
         """Continue from `next_update` after the learners restored a checkpoint. Open updates are discarded."""
@@ -172,7 +166,7 @@ class DriverCore(PeerCore):
             return [Send(b"", Reset(self.min_generation, self.next_report))]
         instructions: list[Instruction] = []
         if progress.is_paused != self._is_paused:
-            instructions.append(Send(b"", Pause() if self._is_paused else Resume()))
+            instructions.append(Send(b"", Pause(self._is_paused)))
         if self._connector_state is not None and progress.connector_version < self._connector_state.version:
             instructions.append(Send(b"", self._connector_state, (self._connector_blob,)))
         for update_id, update in sorted(self._open.items()):
@@ -188,7 +182,7 @@ class DriverCore(PeerCore):
         if self._config:
             instructions.append(Send(b"", Config(self.run_id), (self._config,)))
         if self._is_paused:
-            instructions.append(Send(b"", Pause()))
+            instructions.append(Send(b"", Pause(is_paused=True)))
         if self._connector_state is not None:
             instructions.append(Send(b"", self._connector_state, (self._connector_blob,)))
         instructions.extend(Send(b"", update) for _, update in sorted(self._open.items()))

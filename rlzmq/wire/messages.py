@@ -51,7 +51,6 @@ __all__ = [
     "Refused",
     "Rejected",
     "Reset",
-    "Resume",
     "RunnerState",
     "Shard",
     "ShardPlan",
@@ -357,12 +356,9 @@ class Notice(WireMessage):
 
 @message(68, "driver")
 class Pause(WireMessage):
-    """Stop granting leases. Payload: (none)."""
+    """Stop granting leases, or grant them again. Payload: (none)."""
 
-
-@message(69, "driver")
-class Resume(WireMessage):
-    """Grant leases again. Payload: (none)."""
+    is_paused: bool
 
 
 @message(70, "driver")

@@ -13,7 +13,6 @@ from rlzmq.wire.messages import (
     Pause,
     Refused,
     Rejected,
-    Resume,
     RunnerState,
     ShardPlan,
     ShardReady,
@@ -222,10 +221,10 @@ def test_a_runner_whose_window_is_full_does_not_hold_up_the_others():
 def test_runners_that_are_free_at_once_get_no_more_than_the_slots_allow_in_all(batch):
     bench = Bench()
     bench.ready_run(batch=batch, staleness=1, max_policy_lag=1, fragment_length=40)
-    bench.send("driver", Pause())
+    bench.send("driver", Pause(is_paused=True))
     for name in "abc":
         bench.runner(name)
-    bench.send("driver", Resume())
+    bench.send("driver", Pause(is_paused=False))
     assert [bench.state.leases.held_env_steps(f"uuid-{name}") for name in "abc"] == [40, 0, 0]
 
 
@@ -240,7 +239,7 @@ def test_a_lease_among_others_ends_after_three_quarters_of_the_time_in_which_its
     bench = Bench(max_leases_per_runner=1, peer_timeout_s=1e4)
     terms = {"batch": 40, "staleness": staleness, "max_policy_lag": max_policy_lag, "lease_timeout_s": 30.0}
     bench.ready_run(**terms)
-    bench.send("driver", Pause())
+    bench.send("driver", Pause(is_paused=True))
     bench.runner("fast")
     bench.runner("slow")
     for update_id in range(2):
@@ -249,7 +248,7 @@ def test_a_lease_among_others_ends_after_three_quarters_of_the_time_in_which_its
         bench.done(bench.make_ready())
         bench.weights(update_id + 1)
         bench.open(update_id + 1, **terms)
-    bench.send("driver", Resume())
+    bench.send("driver", Pause(is_paused=False))
     bench.now += 200.0
     (trial,) = bench.state.leases.of_peer("uuid-slow")
     bench.fragment(trial.lease_id, steps=2, runner="slow", version=2)

@@ -51,7 +51,7 @@ def test_a_working_broker_says_what_it_holds_and_since_when():
     bench.fragment(lease.lease_id, steps=20, runner="b")
     for _ in range(2):
         bench.fragment(steps=20, runner="b", seq=0)
-    bench.send("driver", Pause())
+    bench.send("driver", Pause(is_paused=True))
     bench.runner("idle")
     bench.now = 7.0
     bench.send("top", StatusRequest())

@@ -57,7 +57,6 @@ from rlzmq.wire.messages import (
     Refused,
     Rejected,
     Reset,
-    Resume,
     RunnerState,
     ShardReady,
     ShardRefused,
@@ -116,7 +115,6 @@ class BrokerCore:
             OpenUpdate: requests.on_open_update,
             ConnectorState: self._store.put_connector_state,
             Pause: requests.on_pause,
-            Resume: requests.on_pause,
             Reset: requests.on_reset,
             Config: requests.on_config,
             StatusRequest: self._on_status_request,
@@ -446,9 +444,9 @@ class Requests:
         state.terms = None
         state.next_commit = message.next_update
 
-    def on_pause(self, peer: Peer, message: Pause | Resume, event: Received, now: float) -> None:
-        """Handle PAUSE or RESUME: whether leases are granted."""
-        self._state.is_paused = isinstance(message, Pause)
+    def on_pause(self, peer: Peer, message: Pause, event: Received, now: float) -> None:
+        """Stop granting leases, or grant them again."""
+        self._state.is_paused = message.is_paused
 
     def on_config(self, peer: Peer, message: Config, event: Received, now: float) -> None:
         """Store the run's config for processes that request it before HELLO."""
