@@ -6,12 +6,13 @@ import json
 import math
 import operator
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import optree
 import tyro
 
 from rlzmq.cli.parsing import command, import_first
@@ -185,29 +186,15 @@ def _read(path: Path) -> object:
 
 def describe(batch: Any) -> list[str]:
     """Return lines about chunks, columns and values that are not finite."""
-    import numpy as np
-
     lines = [f"chunks      {len(batch)}, {batch.num_env_steps} env steps"]
-    for name, column in getattr(batch, "columns", {}).items():
-        for where, leaf in _leaves(column):
-            array = np.asarray(leaf)
-            bad = ""
-            if array.dtype.kind == "f" and not np.isfinite(array).all():
-                slots = np.argwhere(~np.isfinite(array))
-                bad = f"  NOT FINITE at {len(slots)} places, first at slot {slots[0].tolist()}"
-            lines.append(f"{name + where:<28}{array.dtype.str:<6}{list(array.shape)}{bad}")
+    columns: Any = dict(getattr(batch, "columns", {}))
+    for (name, *inner), leaf in zip(optree.tree_paths(columns), optree.tree_leaves(columns), strict=True):
+        array, where, bad = np.asarray(leaf), "".join(f"[{key!r}]" for key in inner), ""
+        if array.dtype.kind == "f" and not np.isfinite(array).all():
+            slots = np.argwhere(~np.isfinite(array))
+            bad = f"  NOT FINITE at {len(slots)} places, first at slot {slots[0].tolist()}"
+        lines.append(f"{name + where:<28}{array.dtype.str:<6}{list(array.shape)}{bad}")
     return [printable(line) for line in lines]
-
-
-def _leaves(tree: object, where: str = "") -> Iterator[tuple[str, Any]]:
-    if isinstance(tree, dict):
-        for key, value in tree.items():
-            yield from _leaves(value, f"{where}[{key!r}]")
-    elif isinstance(tree, tuple | list):
-        for index, value in enumerate(tree):
-            yield from _leaves(value, f"{where}[{index}]")
-    else:
-        yield where, tree
 
 
 def _train(batch: object, options: ReplayOptions) -> Any:
