@@ -13,7 +13,7 @@ import socket
 import struct
 from typing import Any
 
-__all__ = ["dumps", "loads", "receive", "receive_blocking", "send"]
+__all__ = ["dumps", "loads", "receive", "send"]
 
 _LENGTH = struct.Struct("<Q")
 
@@ -57,16 +57,6 @@ async def receive(channel: socket.socket) -> bytes | None:
     loop = asyncio.get_running_loop()
     head = await _receive_exactly(loop, channel, _LENGTH.size)
     return None if head is None else await _receive_exactly(loop, channel, _LENGTH.unpack(head)[0])
-
-
-def receive_blocking(channel: socket.socket) -> bytes | None:
-    """Do the same as :func:`receive`, for a child that has no event loop yet."""
-    head = channel.recv(_LENGTH.size, socket.MSG_WAITALL)
-    if len(head) < _LENGTH.size:
-        return None
-    (size,) = _LENGTH.unpack(head)
-    data = channel.recv(size, socket.MSG_WAITALL)
-    return data if len(data) == size else None
 
 
 async def _receive_exactly(

@@ -65,10 +65,15 @@ def run_child(channel: socket.socket, role: str) -> int:
     sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]  # lines are written even if the process is killed
     random.seed()
     np.random.seed()  # the fork copied the parent's state: children must not share it
-    settings = by_value.receive_blocking(channel)
-    if settings is None:
-        return 0  # the parent gave up
-    boot = json.loads(settings)
+    channel.setblocking(False)
+    with asyncio.Runner(loop_factory=new_event_loop) as runner:
+        code = runner.run(_Child(channel, role).run())
+    logging.shutdown()
+    return code
+
+
+def _adopt(boot: dict[str, Any]) -> None:
+    """Take over what the driver has set since it started the fork server."""
     sys.path[:] = boot["sys_path"]
     os.environ.clear()
     os.environ.update(boot["environ"])
@@ -78,18 +83,12 @@ def run_child(channel: socket.socket, role: str) -> int:
     with contextlib.suppress(OSError):
         os.chdir(boot["cwd"])
     set_multiprocessing_directory(process_directory(boot["run_directory"], os.getpid()))
-    channel.setblocking(False)
-    with asyncio.Runner(loop_factory=new_event_loop) as runner:
-        code = runner.run(_Child(channel, role, boot).run())
-    logging.shutdown()
-    return code
 
 
 class _Child:
-    def __init__(self, channel: socket.socket, role: str, boot: dict[str, Any]) -> None:
+    def __init__(self, channel: socket.socket, role: str) -> None:
         self._channel = channel
         self._role = role
-        self._boot = boot
         self._host = ActorHost(role)
         self._calls = CallServer(role, lambda frames: self._socket.send(frames))
         self._over = asyncio.Event()
@@ -97,17 +96,22 @@ class _Child:
         self._exit_code = 0
 
     async def run(self) -> int:
+        settings = await by_value.receive(self._channel)
+        if settings is None:
+            return 0  # the parent gave up
+        boot = json.loads(settings)
+        _adopt(boot)
         with Context() as context:
             self._socket = DrainSocket(
                 context,
                 "DEALER",
                 self._on_message,
-                options=local_options(self._boot["max_message_bytes"]),
-                routing_id=self._boot["routing_id"].encode(),
+                options=local_options(boot["max_message_bytes"]),
+                routing_id=boot["routing_id"].encode(),
                 packs=True,
                 name=f"actor {self._role}",
             )
-            self._socket.connect(self._boot["address"])
+            self._socket.connect(boot["address"])
             reader = asyncio.create_task(self._read_private_pipe(), name="private pipe")
             await self._over.wait()
             reader.cancel()
