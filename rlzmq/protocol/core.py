@@ -19,6 +19,7 @@ from rlzmq.wire.messages import (
     BrokerBeat,
     Goodbye,
     Hello,
+    Lease,
     Notice,
     Progress,
     Refused,
@@ -147,19 +148,12 @@ class Quarantine:
 
 @dataclass(frozen=True, slots=True)
 class StartLease:
-    """Sample `num_vector_steps`, or fewer if `max_s` (0: no limit) is reached.
+    """Sample a lease: its `num_vector_steps`, or fewer if `max_s` (0: no limit) is reached.
 
     Answer with `RunnerCore.sampled` or `lease_failed`. Only one lease is started at a time.
     """
 
-    lease_id: int
-    update_id: int
-    num_vector_steps: int
-    generation: int
-    weights_version: int
-    connector_version: int
-    max_s: float = 0.0
-    is_sorted_by_env: bool = False
+    lease: Lease
 
 
 @dataclass(frozen=True, slots=True)

@@ -168,6 +168,7 @@ class RunnerCore(PeerCore):
         self._kept: OrderedDict[int, _Kept] = OrderedDict()
         self._queue: deque[tuple[Lease, float]] = deque()
         self._current: Lease | None = None
+        self._sampled_with = -1, -1, -1  # generation, version and connector state of its weights
         self._known_leases: OrderedDict[int, None] = OrderedDict()
         self._new_weights: ApplyWeights | None = None
         self._new_connector_state: ApplyConnectorState | None = None
@@ -250,13 +251,9 @@ class RunnerCore(PeerCore):
     @unless_stopped
     def sampled(
         self,
-        lease_id: int,
         num_env_steps: int,
-        generation: int,
-        weights_version: int,
         now: float,
         *,
-        connector_version: int = -1,
         batch: dict[str, Any] | None = None,
         arrays: Sequence[Any] = (),
         meta: Any = None,
@@ -265,20 +262,16 @@ class RunnerCore(PeerCore):
         """Send the fragment of the started lease.
 
         Args:
-            lease_id: The lease.
             num_env_steps: Its trainable steps.
-            generation, weights_version: The oldest weights used.
             now: Current time in seconds.
-            connector_version: The connector state used.
             batch, arrays: Result of ``EpisodeBatch.to_wire()``. The arrays are kept, not copied, until the fragment is
                 committed: never write to them again.
             meta: Any packable value: metrics, connector delta.
             env_steps: Env steps of each environment, in order, if the lease asks for them.
         """
-        if self._current is None or self._current.lease_id != lease_id:
-            raise ValueError(f"lease {lease_id} was sampled, but it was not started")
-        self._current = None
+        lease_id = self._end_lease()
         self._free_since = now
+        generation, weights_version, connector_version = self._sampled_with
         fragment = Fragment(
             runner=self.uuid,
             incarnation=self.incarnation,
@@ -306,12 +299,15 @@ class RunnerCore(PeerCore):
         return sent + self._go_on(now)
 
     @unless_stopped
-    def lease_failed(self, lease_id: int, reason: str, now: float) -> list[Instruction]:
+    def lease_failed(self, reason: str, now: float) -> list[Instruction]:
         """Return the started lease, which could not be sampled. Its steps are leased to another runner."""
-        if self._current is None or self._current.lease_id != lease_id:
-            raise ValueError(f"lease {lease_id} failed, but it was not started")
-        self._current = None
-        return [Send(b"", LeaseReturned(lease_id, reason[:500])), *self._go_on(now)]
+        return [Send(b"", LeaseReturned(self._end_lease(), reason[:500])), *self._go_on(now)]
+
+    def _end_lease(self) -> int:
+        if self._current is None:
+            raise ValueError("no lease was started")
+        lease_id, self._current = self._current.lease_id, None
+        return lease_id
 
     @unless_stopped
     def leave(self, now: float, reason: str = "leaving") -> list[Instruction]:
@@ -411,7 +407,9 @@ class RunnerCore(PeerCore):
             self._queue.popleft()
             self._current = lease
             self._started_at, self._behind_s = now, max(0.0, self._free_since - since)
-            return [*instructions, *self._apply_news(), self._start(lease)]
+            instructions += self._apply_news()
+            self._sampled_with = (*self.weights.order, self.connector_version)
+            return [*instructions, StartLease(lease)]
         return instructions
 
     def _ask(
@@ -452,18 +450,6 @@ class RunnerCore(PeerCore):
             self.connector_version = self._new_connector_state.version
             self._new_connector_state = None
         return news
-
-    def _start(self, lease: Lease) -> StartLease:
-        return StartLease(
-            lease.lease_id,
-            lease.update_id,
-            lease.num_vector_steps,
-            self.weights.generation,
-            self.weights.version,
-            self.connector_version,
-            lease.max_s,
-            lease.is_sorted_by_env,
-        )
 
     def _offer(self, frame: Buffer, now: float) -> None:
         self._passed(memoryview(frame).nbytes)

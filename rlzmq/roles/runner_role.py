@@ -61,7 +61,7 @@ from rlzmq.roles.peer_link import (
 )
 from rlzmq.runners.vector_env_runners import make_env_runner
 from rlzmq.wire.codec import PUBLICATION_TOPIC
-from rlzmq.wire.messages import Snapshot, SnapshotRequest, encode_message
+from rlzmq.wire.messages import Lease, Snapshot, SnapshotRequest, encode_message
 from rlzmq.wire.payloads import sorted_by_env, unpack_blob
 
 __all__ = ["EnvRunnerRole", "IdleTime", "RemoteRunner", "RunnerLink", "make_env_runner"]
@@ -139,12 +139,10 @@ class RunnerLink(PeerLink):
     Args:
         role: Its `env_runner` samples, and is used on the sampler thread only.
         run_blocking: ``run_blocking(fn)`` runs `fn` on the sampler thread, in order; returns an awaitable.
-        run_id, name, incarnation: Identity of this runner.
         data_address, weights_address: Addresses of the broker.
         peer_id: Id of this process; a new one if empty.
         curve: Keys for a broker reached by TCP.
-        package_version, spaces_digest: Compared by the broker, for an external runner.
-        replaces: Peer id of the previous process of this name, if any.
+        identity: Further arguments of `RunnerCore`.
     """
 
     def __init__(
@@ -152,28 +150,17 @@ class RunnerLink(PeerLink):
         role: SamplingRole,
         run_blocking: Callable[[Callable[[], Any]], Any],
         *,
-        run_id: str,
-        name: str,
-        incarnation: int,
         data_address: str,
         weights_address: str,
         peer_id: str = "",
         curve: CurveClient | None = None,
-        package_version: str = "",
-        spaces_digest: str = "",
-        replaces: str = "",
+        **identity: Any,
     ) -> None:
-        env_runner = role.env_runner
         core = RunnerCore(
-            run_id,
-            name,
-            peer_id or new_peer_id(),
-            num_envs=env_runner.num_envs,
-            incarnation=incarnation,
-            layout_digest=env_runner.get_weights_layout().digest,
-            package_version=package_version,
-            spaces_digest=spaces_digest,
-            replaces=replaces,
+            uuid=peer_id or new_peer_id(),
+            num_envs=role.env_runner.num_envs,
+            layout_digest=role.env_runner.get_weights_layout().digest,
+            **identity,
         )
         super().__init__(core, data_address, curve)
         self._role = role
@@ -256,7 +243,7 @@ class RunnerLink(PeerLink):
             blob = instruction.blob
             self._submit(lambda: runner.set_connector_state(unpack_blob(blob)))
         elif isinstance(instruction, StartLease):
-            self._sample(instruction)
+            self._sample(instruction.lease)
 
     def _submit(self, job: Callable[[], Any]) -> None:
         self.when_done(self._run_blocking(job), self._check)
@@ -300,7 +287,7 @@ class RunnerLink(PeerLink):
         for seq in [seq for seq in self._recorded if seq not in kept]:
             faults.record("committed", id=self._recorded.pop(seq))
 
-    def _sample(self, lease: StartLease) -> None:
+    def _sample(self, lease: Lease) -> None:
         runner = self._role.env_runner
         self._idle.lease_begins(time.perf_counter())
         sums = self._timers.take()
@@ -324,11 +311,7 @@ class RunnerLink(PeerLink):
             if trace.is_on:
                 trace.span("encode", sampled_at, encoded_at)
             return {
-                "lease_id": lease.lease_id,
                 "num_env_steps": batch.num_env_steps,
-                "generation": lease.generation,
-                "weights_version": lease.weights_version,
-                "connector_version": lease.connector_version,
                 "batch": header,
                 "arrays": arrays,
                 "meta": meta,
@@ -338,7 +321,7 @@ class RunnerLink(PeerLink):
         def finish(done: asyncio.Future[Any]) -> None:
             if (error := done.exception()) is not None:
                 end_if_out_of_memory(error, self.core.name)
-                self.do(self.core.lease_failed(lease.lease_id, repr(error), self.now()))
+                self.do(self.core.lease_failed(repr(error), self.now()))
                 self.fail(error)
             else:
                 if faults.is_armed:

@@ -16,7 +16,7 @@ from rlzmq.protocol.driver_core import DriverCore
 from rlzmq.protocol.learner_core import LearnerCore
 from rlzmq.protocol.runner_core import RunnerCore
 from rlzmq.wire.codec import PUBLICATION_TOPIC, new_publication_buffer, seal_publication
-from rlzmq.wire.messages import OpenUpdate, Shard, ShardPlan, decode_message
+from rlzmq.wire.messages import Lease, OpenUpdate, Shard, ShardPlan, decode_message
 from rlzmq.wire.payloads import decode_fragment
 
 TIMERS = PeerTimers(broker_silence_s=0.6, resend_s=0.3, snapshot_wait_s=0.05)
@@ -104,14 +104,11 @@ class FakeRunner(FakePeer):
             self.versions.append(item.header.version)
         elif isinstance(item, E.StartLease):
             self.has_sampled.set()
-            self.loop.call_soon(self.sample, item)
+            self.loop.call_soon(self.sample, item.lease)
 
-    def sample(self, lease: E.StartLease) -> None:
+    def sample(self, lease: Lease) -> None:
         sampled = self.core.sampled(
-            lease.lease_id,
             lease.num_vector_steps * self.num_envs,
-            lease.generation,
-            lease.weights_version,
             self.loop.time(),
             batch={"columns": ["obs"]},
             arrays=[self.column],

@@ -26,7 +26,7 @@ from rlzmq.protocol.driver_core import DriverCore
 from rlzmq.protocol.learner_core import LearnerCore
 from rlzmq.protocol.runner_core import RunnerCore
 from rlzmq.wire.codec import new_publication_buffer, seal_publication
-from rlzmq.wire.messages import Fragment, OpenUpdate, Shard, ShardPlan, Weights, decode_message
+from rlzmq.wire.messages import Fragment, Lease, OpenUpdate, Shard, ShardPlan, Weights, decode_message
 from rlzmq.wire.payloads import FragmentRange, pack_blob
 
 RUN = "run"
@@ -279,7 +279,7 @@ class Simulation:
                     self.history.sent.add(item.message.fragment_id)
                 self.deliver(process, True, item)
             elif isinstance(item, E.StartLease):
-                self.sample(process, item)
+                self.sample(process, item.lease)
             elif isinstance(item, E.ApplyWeights):
                 self.history.applied(process.core.uuid, item.header.order)
             elif isinstance(item, E.DecodeShard):
@@ -321,7 +321,7 @@ class Simulation:
         if self.runners.get(dead.name) is dead:
             self.start_runner(dead.name, self.rng.choice([0, dead.core.incarnation + 1]))
 
-    def sample(self, process: Process, lease: E.StartLease) -> None:
+    def sample(self, process: Process, lease: Lease) -> None:
         core = process.core
         assert core.weights.satisfies(lease.generation, lease.weights_version, exact=False)
         most = lease.num_vector_steps * self.plan.num_envs
@@ -337,11 +337,7 @@ class Simulation:
             cuts = sorted(self.rng.randint(0, most - lost) for _ in range(self.plan.num_envs - 1))
             env_steps = tuple(np.diff([0, *cuts, most - lost]).tolist())
         fragment = {
-            "lease_id": lease.lease_id,
             "num_env_steps": most - lost,
-            "generation": lease.generation,
-            "weights_version": lease.weights_version,
-            "connector_version": lease.connector_version,
             "env_steps": env_steps,
         }
         self.history.sampled(process.core.uuid, process.name, env_steps)

@@ -30,7 +30,7 @@ def _lease(lease_id: int = 1, connector_version: int = -1) -> m.Lease:
 
 
 def _sampled(core: RunnerCore, **fields) -> list[E.Instruction]:
-    return core.sampled(1, 20, 1, 0, 0.0, **fields)
+    return core.sampled(20, 0.0, **fields)
 
 
 def test_a_fragment_that_does_not_fit_into_a_message_is_no_refused_message():
