@@ -21,7 +21,7 @@ from rlzmq.actors.messages import NO_CALL_ID, Call, Cancel, Shutdown, decode_mes
 from rlzmq.config.base_config import BaseConfig
 from rlzmq.core import faults, trace
 from rlzmq.core.call_watch import UpdateWatch
-from rlzmq.core.errors import DeadlineError, PeerLostError, ProtocolError
+from rlzmq.core.errors import PeerLostError, ProtocolError
 from rlzmq.core.patience import RESEND_S
 from rlzmq.core.process import apply_log_level, keep_freed_memory, limit_memory, share_one_arena
 from rlzmq.core.spaces import space_from_plain
@@ -88,7 +88,6 @@ class LearnerRole(PeerRole):
         self._synced_module_ids: list[str] | None = None
         self._arrivals: Any = None
         self._called_off: set[int] = set()
-        self._loop: asyncio.AbstractEventLoop | None = None
         learner = self.learner
         self.update_watch: UpdateWatch = UpdateWatch(
             f"learner-{rank}",
@@ -188,7 +187,6 @@ class LearnerRole(PeerRole):
         faults.at("learner.connect")
         if self.config.record_dir is not None:
             self._arrivals = ArrivalLog(self.config.record_dir, link["run_id"], self.config)
-        self._loop = asyncio.get_running_loop()
         self._link = LearnerLink(
             self.learner,
             self._run_blocking,
@@ -271,12 +269,6 @@ class LearnerRole(PeerRole):
         if not link.ended.done():
             raise PeerLostError(link.group_lost.result())
         return await link.ended  # type: ignore[no-any-return]
-
-    def _report_hang(self, error: DeadlineError) -> None:
-        """End the link because user code hangs; called on the watching thread."""
-        link = self._link
-        if self._loop is not None and link is not None:
-            self._loop.call_soon_threadsafe(link.fail, error)
 
 
 # The only methods that the driver may call: other methods of LearnerRole take functions.

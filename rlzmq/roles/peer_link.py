@@ -23,6 +23,7 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 import gymnasium as gym
 
 from rlzmq.core import faults, trace, version
+from rlzmq.core.errors import DeadlineError
 from rlzmq.core.patience import HEARTBEAT_S, TICK_S, FairClock
 from rlzmq.core.spaces import space_to_plain
 from rlzmq.net.context import Context, SocketOptions
@@ -326,6 +327,11 @@ class PeerRole:
     def use_actor_thread(self, run: Callable[[Callable[[], Any]], Coroutine[Any, Any, Any]]) -> None:
         """Set the function that runs another one on the actor's thread; called by the actor's host."""
         self._run_blocking = lambda function: asyncio.ensure_future(run(function))
+
+    def _report_hang(self, error: DeadlineError) -> None:
+        """End the link because user code hangs; called on the watching thread."""
+        if (link := self._link) is not None:
+            link._loop.call_soon_threadsafe(link.fail, error)
 
     async def disconnect(self) -> None:
         """Send GOODBYE to the broker, after data that was not sent yet."""

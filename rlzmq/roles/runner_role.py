@@ -30,7 +30,7 @@ from rlzmq.actors.host import ActorThread
 from rlzmq.config.base_config import BaseConfig
 from rlzmq.core import faults, trace
 from rlzmq.core.call_watch import EnvWatch
-from rlzmq.core.errors import DeadlineError, PeerLostError
+from rlzmq.core.errors import PeerLostError
 from rlzmq.core.metrics import FRAGMENT_DELIVERY_TIMER, FRAGMENT_ENCODE_TIMER, WEIGHTS_WAIT_TIMER, StageTimers
 from rlzmq.core.patience import HEARTBEAT_S, NARROW_PATH, TICK_S
 from rlzmq.core.process import apply_log_level, end_if_out_of_memory, limit_memory
@@ -385,7 +385,6 @@ class EnvRunnerRole(PeerRole):
         faults.at("runner.start")
         limit_memory(config.env_runner_memory_limit_bytes, "env_runner_memory_limit_bytes")
         self.config: BaseConfig = config
-        self._loop: asyncio.AbstractEventLoop | None = None
         on_hang = self._report_hang if is_local else None
         self.env_watch: EnvWatch = EnvWatch(
             f"env runner {worker_index}",
@@ -449,7 +448,6 @@ class EnvRunnerRole(PeerRole):
     async def connect(self, link: Mapping[str, Any]) -> None:
         """Connect to the broker and take leases."""
         faults.at("runner.connect")
-        self._loop = asyncio.get_running_loop()
         self._link = RunnerLink(self, self._run_blocking, **link)
         await self._link.start()
 
@@ -498,12 +496,6 @@ class EnvRunnerRole(PeerRole):
     async def run_until_failure(self) -> tuple[str, str]:
         """Return (reason, detail) once the connection to the broker has ended; raise errors of sampling."""
         return await self._link.ended if self._link is not None else ("", "")
-
-    def _report_hang(self, error: DeadlineError) -> None:
-        """End the link because an environment hangs; called on the watching thread."""
-        link = self._link
-        if self._loop is not None and link is not None:
-            self._loop.call_soon_threadsafe(link.fail, error)
 
 
 def _next_env_steps(
