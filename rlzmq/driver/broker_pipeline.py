@@ -176,6 +176,7 @@ class BrokerSupervisor(Supervisor):
         self._config = config
         self._machine = Supervision(_BROKER_POLICY)
         self._handle: Any = None
+        self._has_begun = False
         self._incarnation = 0
         directory = system.run_directory
         self.addresses: dict[str, Any] = {name: directory.address(name) for name in ("data", "weights")}
@@ -199,6 +200,7 @@ class BrokerSupervisor(Supervisor):
         Raises:
             ConfigurationError: `config.listen` is not available, or the join file cannot be written.
         """
+        self._has_begun = True
         await start_first(
             self._spawn,
             self._machine,
@@ -219,7 +221,7 @@ class BrokerSupervisor(Supervisor):
         await super().stop()
         if self._handle is not None:
             await asyncio.gather(self._handle.stop(), return_exceptions=True)
-        if self._config.join_file is not None:
+        if self._has_begun and self._config.join_file is not None:
             keys_file(self._config.join_file).unlink(missing_ok=True)
         for file in self.join_files.values():
             file.unlink(missing_ok=True)  # the keys in it are now useless
@@ -328,14 +330,11 @@ class BrokerPipeline(Supervisor):
     ) -> None:
         super().__init__()
         self._config = config
-        self._join_keys = join_keys
-        self._control_address = control_address
-        self._system = system
         self._runners = env_runner_group
         self._learners = learner_group
         self._connectors = connectors
         self._run_id = uuid.uuid4().hex
-        self._broker: BrokerSupervisor | None = None
+        self._broker = BrokerSupervisor(system, self._run_id, config, join_keys, control_address)
         self._driver: DriverLink | None = None
         self._place_of: dict[str, int] = {}
         self._index_of: dict[str, int] = {}
@@ -360,14 +359,10 @@ class BrokerPipeline(Supervisor):
 
     async def start_broker(self) -> None:
         """Start the broker's process."""
-        self._broker = BrokerSupervisor(
-            self._system, self._run_id, self._config, self._join_keys, self._control_address
-        )
         await self._broker.start()
 
     async def start(self) -> None:
         """Connect driver, learners and runners to the broker."""
-        assert self._broker is not None
         version = await self._learner_version()
         is_open = self._config.listen is not None
         self._driver = DriverLink(
@@ -391,7 +386,6 @@ class BrokerPipeline(Supervisor):
         learners.supervisor.watch_failures()
 
     async def _connect_runner(self, index: int, handle: ActorHandle, incarnation: int) -> None:
-        assert self._broker is not None
         assert self._driver is not None
         peer_id, name = new_peer_id(), f"runner-{index}"
         await handle.connect(
@@ -425,7 +419,6 @@ class BrokerPipeline(Supervisor):
                 is_done = await self._form(handles, begins_lineage=begins_lineage)
 
     def _link(self, name: str, **more: object) -> dict[str, Any]:
-        assert self._broker is not None
         return {"run_id": self._run_id, "name": name, "data_address": self._broker.addresses["data"], **more}
 
     async def _learner_version(self) -> int:
@@ -446,13 +439,11 @@ class BrokerPipeline(Supervisor):
     # -- for the watchdog -----------------------------------------------------------------------
 
     def _handles(self) -> list[Any]:
-        assert self._broker is not None
         return [*self._runners.handles, *self._learners.handles, self._broker.handle]
 
     async def _status(self) -> dict[str, Any]:
         """Return what the broker and the driver are waiting for, as far as known."""
         waits = [f"driver: {line}" for line in self._learners.supervisor.waits()]
-        assert self._broker is not None
         status = await self._broker.handle.status()
         return {**status, "waits": [*waits, *status["waits"]]}
 
@@ -465,7 +456,6 @@ class BrokerPipeline(Supervisor):
     def _form_again(self) -> None:
         self._learners.supervisor.notice()
         if self._config.restart_failed_broker:
-            assert self._broker is not None
             self._broker.handle.kill()
 
     def _on_notice(self, notice: Notice) -> None:
@@ -610,7 +600,6 @@ class BrokerPipeline(Supervisor):
 
     async def _first_of(self, future: asyncio.Future[Report]) -> Report | None:
         assert self._driver is not None
-        assert self._broker is not None
         failures = [
             self.failed,
             self._runners.supervisor.failed,
@@ -630,7 +619,6 @@ class BrokerPipeline(Supervisor):
 
     def _note_work(self, report: Report) -> None:
         """Reset the failure counts of all peers that contributed to a committed update."""
-        assert self._broker is not None
         self._broker.note_work()
         self._learners.supervisor.note_work()
         for fragment, _, _ in report.fragments:
@@ -640,7 +628,7 @@ class BrokerPipeline(Supervisor):
     def fault_tolerance(self) -> dict[str, int]:
         """Return the number of broker restarts, and of env steps whose fragment metadata was lost with a broker."""
         return {
-            "num_broker_restarts": self._broker.num_restarts if self._broker is not None else 0,
+            "num_broker_restarts": self._broker.num_restarts,
             "num_env_steps_without_report": self._reader.num_env_steps_without_report,
         }
 
@@ -694,6 +682,5 @@ class BrokerPipeline(Supervisor):
         # A stopped process does not answer, so it is killed when its actor is ended.
         goodbyes = (handle.call("disconnect", deadline_s=ANSWER_S) for handle in handles)
         await asyncio.gather(*goodbyes, return_exceptions=True)
-        if self._broker is not None:
-            await self._broker.stop()
+        await self._broker.stop()
         self.accounting.drop_pending("stopped")
