@@ -107,7 +107,7 @@ class Pauses(logging.Handler):
                 continue
             try:
                 async with asyncio.timeout(_ASK_S):
-                    waits = (await self._session.pipeline._status())["waits"]
+                    waits = (await self._session.pipeline.status())["waits"]
             except Exception as error:
                 waits = [f"broker: no answer ({type(error).__name__})"]
             text = "; ".join(waits)

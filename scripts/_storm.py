@@ -229,7 +229,7 @@ class Storm:
             self._pauses.note(f"FAULT  {kind}")
             self.fired[kind] += 1
             if time.monotonic() - self._updated_at > _GIVE_UP_S:
-                status = await asyncio.wait_for(self.session.pipeline._status(), 5)
+                status = await asyncio.wait_for(self.session.pipeline.status(), 5)
                 raise RuntimeError(f"no update for {_GIVE_UP_S:g} s: {status['waits']}")
             if (number + 1) % 25 == 0:
                 print(f"{number + 1} faults, {len(self.gaps_s)} updates, {dict(self.fired)}", flush=True)

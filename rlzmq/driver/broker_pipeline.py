@@ -22,7 +22,7 @@ import logging
 import sys
 import time
 import uuid
-from collections.abc import Awaitable, Callable, Coroutine, Iterable
+from collections.abc import Coroutine
 from pathlib import Path
 from typing import Any
 
@@ -59,30 +59,11 @@ class Watchdog:
     """Watches the updates of one pipeline for progress.
 
     Args:
-        progress: Returns the broker's newest PROGRESS; None before the first.
-        patience_s: Returns the time that the driver's current work (starting processes, forming the group) may take.
-        status: Returns the broker's status, for the report.
-        handles: Returns all processes of the run, whose stacks are written.
-        form_again: Re-forms broker and learner group, once.
-        give_up: Ends the run with an error.
+        pipeline: The pipeline.
     """
 
-    def __init__(
-        self,
-        *,
-        progress: Callable[[], Progress | None],
-        patience_s: Callable[[], float],
-        status: Callable[[], Awaitable[dict[str, Any]]],
-        handles: Callable[[], Iterable[Any]],
-        form_again: Callable[[], None],
-        give_up: Callable[[BaseException], None],
-    ) -> None:
-        self._progress = progress
-        self._patience_s = patience_s
-        self._status = status
-        self._handles = handles
-        self._form_again = form_again
-        self._give_up = give_up
+    def __init__(self, pipeline: BrokerPipeline) -> None:
+        self._pipeline = pipeline
         self._clock = FairClock(HEARTBEAT_S)
         self._patience = Patience(2 * STEP_S)
         self._num_moves = -1
@@ -102,13 +83,13 @@ class Watchdog:
     async def _run(self) -> None:
         while True:
             await asyncio.sleep(HEARTBEAT_S)
-            progress, now = self._progress(), self._clock.now()
+            progress, now = self._pipeline.progress, self._clock.now()
             num_moves = progress.num_moves if progress is not None else 0
             if num_moves != self._num_moves:
                 self._num_moves = num_moves
                 self._patience.moved(now)
             # Processes at work are replaced first.
-            others_s = max(self._patience_s(), progress.patience_s if progress is not None else 0.0)
+            others_s = max(self._pipeline.patience_s, progress.patience_s if progress is not None else 0.0)
             silent_s = self._patience.silent_s(now)
             if self._patience.is_over(now) and silent_s >= 2 * others_s:
                 self._patience.begin(now)
@@ -117,16 +98,16 @@ class Watchdog:
     async def _act(self, still_s: float) -> None:
         report = await self._report()
         _log.error("No training progress for %.0f s.\n%s", still_s, report)
-        for handle in self._handles():
+        for handle in self._pipeline.handles:
             if not handle.exited.done():
                 with contextlib.suppress(NotImplementedError):  # local actors have no stacks
                     handle.dump_stacks()
         if not self._has_tried:
             self._has_tried = True
             _log.error("Re-forming broker and learner group, once.")
-            self._form_again()
+            self._pipeline.form_again()
             return
-        self._give_up(
+        self._pipeline.fail(
             StandstillError(
                 f"Training stands still: nothing has moved for {still_s:.0f} s, for the second time in one update, "
                 f"although broker and learner group were re-formed. Waiting:\n{report}\n"
@@ -137,7 +118,7 @@ class Watchdog:
     async def _report(self) -> str:
         try:
             async with asyncio.timeout(ANSWER_S):
-                status = await self._status()
+                status = await self._pipeline.status()
         except Exception as error:
             return f"  the broker did not answer: {error!r}"
         return "\n".join(f"  {line}" for line in status["waits"])
@@ -340,14 +321,7 @@ class BrokerPipeline(Supervisor):
         self._index_of: dict[str, int] = {}
         self._peer_of: dict[int, str] = {}
         self._connector_version = -1
-        self._watchdog = Watchdog(
-            progress=lambda: self._driver.progress if self._driver is not None else None,
-            patience_s=self._patience_s,
-            status=self._status,
-            handles=self._handles,
-            form_again=self._form_again,
-            give_up=self.fail,
-        )
+        self._watchdog = Watchdog(self)
         self._reader = ReportReader(
             MetaCheck(config, connectors.spaces),
             self._place_of.get,
@@ -438,22 +412,31 @@ class BrokerPipeline(Supervisor):
 
     # -- for the watchdog -----------------------------------------------------------------------
 
-    def _handles(self) -> list[Any]:
+    @property
+    def progress(self) -> Progress | None:
+        """The broker's newest PROGRESS; None before the first."""
+        return self._driver.progress if self._driver is not None else None
+
+    @property
+    def handles(self) -> list[Any]:
+        """All processes of the run."""
         return [*self._runners.handles, *self._learners.handles, self._broker.handle]
 
-    async def _status(self) -> dict[str, Any]:
+    async def status(self) -> dict[str, Any]:
         """Return what the broker and the driver are waiting for, as far as known."""
         waits = [f"driver: {line}" for line in self._learners.supervisor.waits()]
         status = await self._broker.handle.status()
         return {**status, "waits": [*waits, *status["waits"]]}
 
-    def _patience_s(self) -> float:
-        """Return the time limits of processes that are currently starting."""
+    @property
+    def patience_s(self) -> float:
+        """Time limits of processes that are currently starting."""
         runners = self._runners.supervisor
         is_starting = not runners.num_healthy and not runners.failed.done()
         return self._config.env_runner_restore_timeout_s if is_starting else 0.0
 
-    def _form_again(self) -> None:
+    def form_again(self) -> None:
+        """Re-form broker and learner group."""
         self._learners.supervisor.notice()
         if self._config.restart_failed_broker:
             self._broker.handle.kill()
