@@ -124,6 +124,7 @@ class Watchdog:
         return "\n".join(f"  {line}" for line in status["waits"])
 
 
+_BAD_DATA = ("bad_fragment", "quarantined")  # notices
 _BROKER_POLICY = RestartPolicy(max_restarts=5, window_s=60.0)
 
 
@@ -318,7 +319,6 @@ class BrokerPipeline(Supervisor):
         self._broker = BrokerSupervisor(system, self._run_id, config, join_keys, control_address)
         self._driver: DriverLink | None = None
         self._place_of: dict[str, int] = {}
-        self._index_of: dict[str, int] = {}
         self._peer_of: dict[int, str] = {}
         self._connector_version = -1
         self._watchdog = Watchdog(self)
@@ -371,7 +371,7 @@ class BrokerPipeline(Supervisor):
                 replaces=self._peer_of.get(index, ""),
             )
         )
-        self._place_of[peer_id] = self._index_of[name] = index
+        self._place_of[peer_id] = index
         self._peer_of[index] = peer_id
         self._start(self._watch(handle, name), f"watch {name}")
 
@@ -442,14 +442,12 @@ class BrokerPipeline(Supervisor):
             self._broker.handle.kill()
 
     def _on_notice(self, notice: Notice) -> None:
-        """Handle a notice: the broker received unusable data."""
-        event, detail = notice.event, notice.detail
-        index = self._index_of.get(notice.name)
-        if notice.role != "runner" or index is None:
-            return  # an external runner cannot be restarted here
+        """Blame a runner of this run for unusable data; an external one cannot be restarted here."""
+        peer = notice.detail.partition("/")[0]
+        index = self._place_of.get(peer)
         # Otherwise the notice concerns the previous process.
-        if event in ("bad_fragment", "quarantined") and detail.startswith(f"{self._peer_of.get(index)}/"):
-            self._runners.supervisor.blame(index, detail)
+        if index is not None and self._peer_of[index] == peer and notice.event in _BAD_DATA:
+            self._runners.supervisor.blame(index, notice.detail)
 
     def _send_connector_state(self, state: object) -> None:
         assert self._driver is not None
