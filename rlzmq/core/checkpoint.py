@@ -31,6 +31,7 @@ import ctypes
 import functools
 import glob
 import hashlib
+import importlib
 import json
 import math
 import operator
@@ -40,7 +41,7 @@ import shutil
 import stat
 import tempfile
 import uuid
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Self, cast
@@ -49,7 +50,6 @@ from urllib.parse import unquote, urlsplit
 import numpy as np
 
 from rlzmq.core import faults
-from rlzmq.core.cloud_path import CloudPath
 from rlzmq.core.errors import CheckpointError
 from rlzmq.core.files import make_directories, opener, sync_directory, write_all
 from rlzmq.core.plain import NotPlainError, TreeReader, TreeWriter
@@ -60,14 +60,17 @@ __all__ = [
     "Checkpointable",
     "StoredCheckpoint",
     "find_inside",
+    "is_local",
     "keys_on",
     "local_path",
+    "move_tree",
     "open_checkpoint",
     "part_of",
     "read_checkpoint",
     "read_manifest",
     "read_part",
     "remove_tree",
+    "store_errors",
     "to_tree",
     "write_checkpoint",
     "write_part",
@@ -191,23 +194,58 @@ _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):/")  # Path("s3://bucket") has 
 def local_path(path: str | Path) -> Path:
     """Return the absolute path. ``~`` is the home directory; ``file://`` URIs name local files.
 
-    Other URIs, such as ``s3://…``, become a `CloudPath`, which has the methods of Path that checkpoints need.
+    Other URIs, such as ``s3://…``, become paths of universal-pathlib, which have the methods of Path.
 
     Raises:
-        CheckpointError: It is the URI of an unknown filesystem, or of files on another machine.
+        CheckpointError: It is the URI of an unknown filesystem, of one whose driver is not installed, or of files on
+            another machine.
     """
+    if not is_local(path):
+        return cast(Path, path)
     text = os.fspath(path)
     scheme = _SCHEME.match(text)
     if scheme is None:
         return Path(path).expanduser().absolute()
     if scheme[1].lower() != "file":
-        return cast(Path, CloudPath(text))
+        return _path_in_store(scheme[1].lower(), text[scheme.end() :])
     uri = urlsplit(text)
     if uri.netloc not in ("", "localhost"):
         raise CheckpointError(
             f"{text!r} is not a directory of this machine: a file:// URI has three slashes, file:///{uri.netloc}{uri.path}."
         )
     return Path(unquote(uri.path))
+
+
+def is_local(path: object) -> bool:
+    """Return whether the path is on this machine, and not in an object store."""
+    return isinstance(path, str | Path | os.PathLike)
+
+
+def _path_in_store(scheme: str, key: str) -> Path:
+    """Return the path in an object store."""
+    uri = f"{scheme}://{'/'.join(filter(None, key.split('/')))}"
+    try:
+        path = importlib.import_module("upath").UPath(uri, use_listings_cache=False)
+        assert path.fs is not None  # imports its driver
+    except ImportError as error:
+        raise CheckpointError(f"{uri!r} needs a package: pip install 'rlzmq[cloud]' ({error}).") from None
+    except ValueError as error:
+        raise CheckpointError(
+            f"{uri!r} is neither a directory on this machine nor a store that fsspec knows ({error}). Use a local or "
+            "mounted directory, s3://…, or gs://…."
+        ) from None
+    return cast(Path, path)
+
+
+@contextlib.contextmanager
+def store_errors() -> Iterator[None]:
+    """Convert errors of a store's driver to OSErrors."""
+    try:
+        yield
+    except (OSError, ValueError):
+        raise
+    except Exception as error:  # each driver has its own error types
+        raise OSError(f"{type(error).__name__}: {error}") from error
 
 
 def write_checkpoint(
@@ -236,9 +274,9 @@ def write_checkpoint(
             shutil.rmtree(made, ignore_errors=True)
             raise
     target = local_path(path)
-    if isinstance(target, CloudPath):
+    if not is_local(target):
         _put(target, components, about)
-        return cast(Path, target)
+        return target
     scratch = target.parent / f".{target.name}.{uuid.uuid4().hex[:8]}.tmp"
     try:
         make_directories(scratch)
@@ -300,7 +338,7 @@ def open_checkpoint(path: str | Path, component: str | None = None) -> StoredChe
             is_mine = is_signed("checkpoint", manifest["sha256"].encode(), manifest["signature"])
             return StoredCheckpoint(folder, manifest["about"], is_mine, components)
         except CheckpointError:
-            if not isinstance(folder, CloudPath):
+            if is_local(folder):
                 raise
             former, manifest = manifest, read_manifest(folder)
             if manifest == former:
@@ -377,14 +415,25 @@ def find_inside(path: str | Path) -> tuple[Path, str]:
 
 def remove_tree(path: Path) -> None:
     """Remove a directory, ignoring errors."""
-    if isinstance(path, CloudPath):
-        with contextlib.suppress(OSError):
-            path.remove()
-    else:
+    if is_local(path):
         shutil.rmtree(path, ignore_errors=True)
+        return
+    place: Any = path
+    with contextlib.suppress(OSError), store_errors():
+        place.fs.rm(place.path, recursive=True)
 
 
-def _put(target: CloudPath, components: Mapping[str, Any], about: Mapping[str, Any] | None) -> None:
+def move_tree(path: Path, target: Path) -> None:
+    """Rename a directory. In an object store it is copied, then removed."""
+    if is_local(path):
+        path.rename(target)
+        return
+    place, to = cast(Any, path), cast(Any, target)
+    with store_errors():
+        place.fs.mv(place.path, to.path, recursive=True)
+
+
+def _put(target: Path, components: Mapping[str, Any], about: Mapping[str, Any] | None) -> None:
     """Write a checkpoint to an object store: files, then manifest; then remove the previous files."""
     own = f"files-{uuid.uuid4().hex[:8]}"
     files: dict[str, dict[str, Any]] = {}
@@ -392,16 +441,23 @@ def _put(target: CloudPath, components: Mapping[str, Any], about: Mapping[str, A
         for name, state in components.items():
             for file_name, data in _files_of(name, state).items():
                 faults.at("checkpoint.boundary")
-                (target / own / file_name).write_bytes(data)
+                _put_object(target / own / file_name, data)
                 files[file_name] = {**_facts_of(data), "at": f"{own}/{file_name}"}
         faults.at("checkpoint.boundary")
-        (target / _MANIFEST).write_bytes(_manifest(files, about))
+        _put_object(target / _MANIFEST, _manifest(files, about))
         faults.at("checkpoint.boundary")
-        former = [place for place in target.iterdir() if place.name not in (_MANIFEST, own)]
+        with store_errors():
+            former = [place for place in target.iterdir() if place.name not in (_MANIFEST, own)]
     except OSError as error:
         raise CheckpointError(f"Cannot write a checkpoint to {target}: {error}.") from error
     for place in former:
-        remove_tree(cast(Path, place))
+        remove_tree(place)
+
+
+def _put_object(path: Any, data: bytes) -> None:
+    """Write an object. Stores do this atomically, and later reads return the new one."""
+    with store_errors():
+        path.fs.pipe_file(path.path, data)
 
 
 def _facts_of(data: bytes) -> dict[str, Any]:
@@ -512,9 +568,7 @@ def _digest_of(manifest: Mapping[str, Any]) -> str:
 
 def _present(folder: Path) -> Path:
     """Return the directory, or its backup if a replacement was interrupted between two renames."""
-    if isinstance(folder, CloudPath):
-        return folder
-    if not folder.exists() and folder.parent.is_dir():
+    if is_local(folder) and not folder.exists() and folder.parent.is_dir():
         for aside in folder.parent.glob(f".{glob.escape(folder.name)}.*.old"):
             return aside
     return folder
@@ -536,8 +590,11 @@ def _is_file_entry(facts: object) -> bool:
 
 def _bytes_of(path: Path, max_bytes: int) -> bytes:
     """Return a regular file's content. Pipes and devices, which may never end, are not read."""
-    if isinstance(path, CloudPath):
-        return path.read_bytes(max_bytes)
+    if not is_local(path):
+        with store_errors():
+            if (size := path.stat().st_size) > max_bytes:
+                raise ValueError(f"it holds {size} bytes, at most {max_bytes} are expected")
+            return path.read_bytes()
     with open(
         path, "rb", buffering=0, opener=_open_at_once
     ) as file:  # closes what it cannot read, a directory

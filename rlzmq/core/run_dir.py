@@ -11,6 +11,7 @@ Layout::
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import logging
 import math
@@ -25,8 +26,16 @@ from pathlib import Path
 from typing import Any, Self
 
 from rlzmq.core import faults
-from rlzmq.core.checkpoint import local_path, read_checkpoint, read_manifest, remove_tree, write_checkpoint
-from rlzmq.core.cloud_path import CloudPath
+from rlzmq.core.checkpoint import (
+    is_local,
+    local_path,
+    move_tree,
+    read_checkpoint,
+    read_manifest,
+    remove_tree,
+    store_errors,
+    write_checkpoint,
+)
 from rlzmq.core.errors import CheckpointError, ConfigurationError
 from rlzmq.core.files import FileLock, holder_of, lock_file, make_directories
 
@@ -135,7 +144,7 @@ class RunDir:
         Raises:
             ConfigurationError: Another driver has the directory, or it cannot be written.
         """
-        if self._num_holders == 0 and not isinstance(self.path, CloudPath):
+        if self._num_holders == 0 and is_local(self.path):
             self._lock = self._locked()
         self._num_holders += 1
 
@@ -232,14 +241,15 @@ class RunDir:
             TypeError: A component contains something that cannot be stored.
         """
         target = self.checkpoints / f"{iteration:06d}"
-        is_local = not isinstance(self.checkpoints, CloudPath)
+        on_disk = is_local(self.checkpoints)
         try:
-            if is_local:
+            if on_disk:
                 make_directories(self.checkpoints)
             if not self._is_tidy:
-                self._tidy(iteration)
+                with contextlib.nullcontext() if on_disk else store_errors():
+                    self._tidy(iteration)
             needed = num_bytes_of(components) + _SPARE_BYTES
-            free = shutil.disk_usage(self.checkpoints).free if is_local else math.inf
+            free = shutil.disk_usage(self.checkpoints).free if on_disk else math.inf
         except OSError as error:
             raise CheckpointError(f"Cannot write a checkpoint to {target}: {error}.") from error
         if free < needed:
@@ -253,7 +263,7 @@ class RunDir:
 
     def _tidy(self, iteration: int) -> None:
         """Clean up before the first write: unfinished files, and checkpoints that this run did not resume from."""
-        for path in self.checkpoints.iterdir():
+        for path in self.checkpoints.iterdir() if self.checkpoints.is_dir() else ():
             if _LITTER.fullmatch(path.name):
                 original = self.checkpoints / path.name.split(".")[1]
                 if path.suffix == ".old" and not original.exists():
@@ -264,7 +274,7 @@ class RunDir:
             if number > iteration:
                 aside = path.with_name(f"{path.name}.abandoned")
                 remove_tree(aside)
-                path.rename(aside)
+                move_tree(path, aside)
 
     def _remove_old(self) -> None:
         numbered = _numbered(self.checkpoints)
@@ -280,7 +290,7 @@ class RunDir:
 
 
 def _real(path: Path) -> Path:
-    return path if isinstance(path, CloudPath) else path.resolve()
+    return path.resolve() if is_local(path) else path
 
 
 def _score(path: Path) -> float:

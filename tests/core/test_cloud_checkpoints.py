@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,7 +20,7 @@ from rlzmq.core.checkpoint import (
     read_manifest,
     write_checkpoint,
 )
-from rlzmq.core.cloud_path import CloudPath
+from rlzmq.core.run_dir import RunDir, find_checkpoint
 
 STATE = {"a": {"x": np.arange(3.0), "n": 1}, "b/c": {"text": "hello"}}
 
@@ -55,13 +56,14 @@ def test_a_checkpoint_is_replaced_by_its_manifest_alone(bucket: str, monkeypatch
     """At each put the place holds a whole checkpoint, the old or the new; after the last nothing of the old is left."""
     path = f"{bucket}/c"
     write_checkpoint(path, {"a": {"n": 1}})
-    put, seen = CloudPath.write_bytes, []
+    store, seen = type(fsspec.filesystem("memory")), []
+    put = store.pipe_file
 
-    def watched(self: CloudPath, data: bytes) -> None:
-        put(self, data)
-        seen.append((self.name, read_checkpoint(path)["a"]["n"]))
+    def watched(self: Any, key: str, data: bytes) -> None:
+        put(self, key, data)
+        seen.append((key.rpartition("/")[2], read_checkpoint(path)["a"]["n"]))
 
-    monkeypatch.setattr(CloudPath, "write_bytes", watched)
+    monkeypatch.setattr(store, "pipe_file", watched)
     write_checkpoint(path, {"a": {"n": 2, "x": np.ones(2)}})
     assert seen == [("state.json", 1), ("state.safetensors", 1), ("manifest.json", 2)]
     files = objects(path)
@@ -87,21 +89,24 @@ def test_a_reader_of_one_that_is_replaced_meanwhile_gets_the_new_one(
 ) -> None:
     path = f"{bucket}/c"
     write_checkpoint(path, {"a": {"n": 1}})
-    read, replaced = CloudPath.read_bytes, []
+    store, replaced = type(fsspec.filesystem("memory")), []
+    info = store.info
 
-    def slow(self: CloudPath, max_bytes: int | None = None) -> bytes:
-        if self.name == "state.json" and not replaced:
-            replaced.append(write_checkpoint(path, {"a": {"n": 2}}))
-        return read(self, max_bytes)
+    def slow(self: Any, key: str, **settings: Any) -> Any:
+        if key.endswith("state.json") and not replaced:
+            replaced.append(key)
+            write_checkpoint(path, {"a": {"n": 2}})
+        return info(self, key, **settings)
 
-    monkeypatch.setattr(CloudPath, "read_bytes", slow)
+    monkeypatch.setattr(store, "info", slow)
     assert read_checkpoint(path)["a"]["n"] == 2
+    assert replaced
 
 
 @pytest.mark.parametrize(
     ("uri", "text"),
     [
-        ("s3://bucket/c", "needs s3fs, which is not installed: pip install 'rlzmq[cloud]'"),
+        ("s3://bucket/c", "pip install 'rlzmq[cloud]' (Install s3fs"),
         ("nope://c", "nor a store that fsspec knows"),
     ],
 )
@@ -113,6 +118,12 @@ def test_a_store_without_its_driver_names_the_extra(
     with pytest.raises(CheckpointError) as error:
         write_checkpoint(uri, STATE)
     assert text in str(error.value)
+
+
+def test_paths_of_universal_pathlib_are_taken_too(bucket: str) -> None:
+    path = importlib.import_module("upath").UPath(f"{bucket}/c")
+    write_checkpoint(path, STATE)
+    assert read_checkpoint(path, "b") == {"b/c": {"text": "hello"}}
 
 
 def test_runs_learners_and_modules_live_in_a_store(bucket: str) -> None:
@@ -130,7 +141,7 @@ def test_runs_learners_and_modules_live_in_a_store(bucket: str) -> None:
         algo.save_checkpoint()
         learner_path = algo.learner_group.save_to_path(f"{bucket}/learner")
         weights = algo.get_module().get_state()
-    assert latest_checkpoint(f"{bucket}/run") == CloudPath(f"{bucket}/run/checkpoints/000004")
+    assert str(latest_checkpoint(f"{bucket}/run")) == f"{bucket}/run/checkpoints/000004"
     kept = {name.split("/")[1] for name in objects(f"{bucket}/run")}
     assert "000004" in kept
     assert 2 <= len(kept) <= 3, "the newest two (some are left out while one is written), and the best"
@@ -145,3 +156,7 @@ def test_runs_learners_and_modules_live_in_a_store(bucket: str) -> None:
     for module in (*modules, fresh.module["default_policy"]):
         for name, array in module.get_state().items():
             np.testing.assert_array_equal(array, weights[name])
+    run = RunDir(f"{bucket}/run")  # rolled back to the second iteration
+    run.write(2, {"a": {"n": 1}}, {})
+    assert find_checkpoint(f"{bucket}/run").path == run.checkpoints / "000002"
+    assert any(name.startswith("checkpoints/000004.abandoned/") for name in objects(f"{bucket}/run"))
