@@ -8,6 +8,7 @@ import sysconfig
 import threading
 import traceback
 from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 from types import TracebackType
 
@@ -50,7 +51,7 @@ def shows_all_frames() -> bool:
     return os.environ.get(FULL) == "full"
 
 
-class ShortTraceback:
+class ShortTraceback(AbstractContextManager[None]):
     """Context manager around public functions. It removes rlzmq's inner frames from errors' tracebacks.
 
     The function with the block (its caller if `is_inner`) is the only frame of rlzmq that is kept. An error from
@@ -62,9 +63,6 @@ class ShortTraceback:
 
     def __init__(self, *, is_inner: bool = False) -> None:
         self._is_inner = is_inner
-
-    def __enter__(self) -> None:
-        pass
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -161,11 +159,8 @@ def _named(error: BaseException) -> str:
     return f"{type(error).__name__}: {text}" if text else type(error).__name__
 
 
-class user_errors:
+class user_errors(AbstractContextManager[None]):
     """Raise `run_error` of what user code raises in the block, which must not await. Interrupts stay what they are."""
-
-    def __enter__(self) -> None:
-        pass
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         if error is None or is_interrupt(error):

@@ -114,6 +114,7 @@ class AsyncEnvRunnerGroup:
             with self._watch.call(self._watch.RESETS):
                 runner = make_env_runner(self.config, self._worker_index(0))
             runner.env_watch = self._watch
+            self._watch.attend(runner.env)
             self.local_env_runner = runner
             if self.synced_module_ids is not None:
                 self.local_env_runner.change_modules(self.config, self.synced_module_ids)
@@ -219,7 +220,6 @@ class AsyncEnvRunnerGroup:
         calls = self.share_out(num_timesteps=num_timesteps, num_episodes=num_episodes, **options)
         if self.local_env_runner is not None:
             runner = self.local_env_runner
-            self._watch.attend(runner.env)
             with self._watch.call(self._watch.STEPS):
                 return [
                     runner.sample_with_metrics(options) if with_metrics else runner.sample_batch(**options)

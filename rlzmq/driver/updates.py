@@ -119,8 +119,6 @@ class SerialPipeline:
     def _sample(self) -> tuple[list[Any], list[FragmentMeta], int]:
         """Return batches with the env steps of an update, all batches' metadata, and the number of these steps."""
         plan, runner = self._plan, self._runner
-        if runner is not None:
-            self._watch.attend(runner.env)  # it may have been replaced
         remaining = plan.num_env_steps
         batches: list[Any] = []
         metas: list[FragmentMeta] = []

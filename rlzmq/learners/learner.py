@@ -225,10 +225,10 @@ class Learner(TellsUncalled, Checkpointable):
         """
         self._check_built()
         given = {"batch": batch, "batches": batches, "episodes": episodes, "data_iterators": data_iterators}
-        names = [name for name, data in given.items() if data is not None]
-        if len(names) != 1:
+        if [*given.values()].count(None) != len(given) - 1:
+            names = ", ".join(name for name, data in given.items() if data is not None)
             raise ValueError(
-                f"Learner.update: expected exactly one of {', '.join(given)}, got {', '.join(names) or 'none'}."
+                f"Learner.update: expected exactly one of {', '.join(given)}, got {names or 'none'}."
             )
         configured = self._options
         options = _Options(

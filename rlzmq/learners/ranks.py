@@ -382,11 +382,11 @@ class Ranks:
         """Return the mean of each named value over the ranks that have it; 0 if none has.
 
         Args:
-            values: This rank's values by name. Other names than `names` are left out.
+            values: This rank's values by name, some of `names`.
             names: Their names, the same on all ranks.
         """
         if self.group is None:
-            return {name: values.get(name, 0.0) for name in names}
+            return {**dict.fromkeys(names, 0.0), **values}
         names = sorted(names)
         mine = [[values.get(name, 0.0), float(name in values)] for name in names]
         sums = self.group.gather(np.array(mine, np.float64).flatten()).sum(0).reshape(-1, 2).tolist()

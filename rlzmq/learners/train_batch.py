@@ -57,18 +57,6 @@ class TrainBatch:
         for part in (self.columns, self.num_module_steps, self.mean_weights_seq_no):
             part.pop(module_id, None)
 
-    def add_counts(self, other: TrainBatch) -> None:
-        """Add another batch's counters, without its rows."""
-        self.num_env_steps += other.num_env_steps
-        for module_id, version in other.mean_weights_seq_no.items():
-            num_before, num_added = self.num_module_steps.get(module_id, 0), other.num_module_steps[module_id]
-            mean = self.mean_weights_seq_no.get(module_id, 0.0)
-            self.mean_weights_seq_no[module_id] = (mean * num_before + version * num_added) / (
-                num_before + num_added
-            )
-        for module_id, num_steps in other.num_module_steps.items():
-            self.num_module_steps[module_id] = self.num_module_steps.get(module_id, 0) + num_steps
-
     def on(self, device: torch.device) -> dict[str, dict[str, Any]]:
         """Return the columns on a device."""
         return {

@@ -127,7 +127,14 @@ class UpdateReport:
 
     def add_batch(self, train_batch: TrainBatch, agreed: UpdateAgreement, num_minibatches: int) -> None:
         """Count a batch that was trained."""
-        self.batch.add_counts(train_batch)
+        mine = self.batch
+        mine.num_env_steps += train_batch.num_env_steps
+        for module_id, num_added in train_batch.num_module_steps.items():
+            num = mine.num_module_steps[module_id] = mine.num_module_steps.get(module_id, 0) + num_added
+            if (version := train_batch.mean_weights_seq_no.get(module_id)) is not None:
+                before = mine.mean_weights_seq_no.get(module_id, 0.0)
+                mean = (before * (num - num_added) + version * num_added) / num
+                mine.mean_weights_seq_no[module_id] = mean
         self.num_batches += 1
         self.num_minibatches += num_minibatches
         self.num_env_steps += agreed.num_env_steps

@@ -21,7 +21,6 @@ import secrets
 import socket
 import time
 from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager
 from dataclasses import replace
 from functools import partial
 from typing import Any, Protocol
@@ -404,22 +403,18 @@ class EnvRunnerRole(PeerRole):
 
     def sample(self, **kwargs: object) -> Any:
         """See EnvRunner.sample_batch."""
-        with self._work():
+        with self.env_watch.call(self.env_watch.STEPS):
             return self.env_runner.sample_batch(**kwargs)
 
     def sample_with_metrics(self, options: Mapping[str, Any]) -> Any:
         """See `EnvRunner.sample_with_metrics`."""
-        with self._work():
+        with self.env_watch.call(self.env_watch.STEPS):
             return self.env_runner.sample_with_metrics(options)
 
     def take_fragment(self, num_vector_steps: int, max_s: float | None = None) -> EpisodeBatch:
         """See `EnvRunner.take_fragment`."""
-        with self._work():
+        with self.env_watch.call(self.env_watch.STEPS):
             return self.env_runner.take_fragment(num_vector_steps, max_s)  # type: ignore[no-any-return]
-
-    def _work(self) -> AbstractContextManager[None]:
-        self.env_watch.attend(self.env_runner.env)  # it may have been replaced
-        return self.env_watch.call(self.env_watch.STEPS)
 
     def __getattr__(self, name: str) -> Any:
         """Return any other public method of the env runner."""

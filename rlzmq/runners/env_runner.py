@@ -431,6 +431,7 @@ class EnvRunner(TellsUncalled, Checkpointable):
             or made_of != self._sampler_made_of
         ):
             self._sampler_made_of = made_of
+            self.env_watch.attend(self.env)
             wants_episodes = not self.callbacks.hooks.keys().isdisjoint(_EPISODE_HOOKS)
             on_rows = self.use_rows and not wants_episodes and first.on_rows and last.on_rows
             self._sampler = self._make_sampler(on_rows=on_rows)

@@ -164,13 +164,12 @@ class WholeBatchEstimator(ConnectorV2):
         fwd_out: dict[str, Any] = {}
         with torch.no_grad():
             for begin in range(0, num_rows, per_block):
-                block = {
-                    name: tree_map(
-                        lambda leaf, at=slice(begin, begin + per_block): leaf[at].to(device), column
-                    )
-                    for name, column in columns.items()
-                    if name != Columns.INFOS
-                }
+                block = dict(columns)
+                block.pop(Columns.INFOS, None)
+                if device.type != "cpu":
+                    at = slice(begin, begin + per_block)
+                    for name, column in block.items():
+                        block[name] = tree_map(lambda leaf, at=at: leaf[at].to(device), column)
                 given = dict(block)
                 if self.uses_forward_train:
                     with torch.set_grad_enabled(keeps_graph):
@@ -222,10 +221,9 @@ class WholeBatchEstimator(ConnectorV2):
                 )
             real = np.arange(shape[1]) < as_numpy(seq_lens)[:, None]
 
-        names = (Columns.REWARDS, Columns.TERMINATEDS, Columns.TRUNCATEDS, *self.reads)
         values: dict[str, npt.NDArray[np.float64]] = {}
-        for name, tensor in {**{name: columns[name] for name in names}, **outputs}.items():
-            array = as_numpy(tensor)
+        for name in (Columns.REWARDS, Columns.TERMINATEDS, Columns.TRUNCATEDS, *self.reads, *outputs):
+            array = as_numpy(outputs[name] if name in outputs else columns[name])
             values[name] = (array if real is None else array[real]).astype(np.float64)
         terminated = values.pop(Columns.TERMINATEDS).astype(np.bool_)
         truncated = values.pop(Columns.TRUNCATEDS).astype(np.bool_)
