@@ -6,7 +6,7 @@ import logging
 import math
 import time
 from collections import Counter, deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rlzmq.algorithms.health import HealthWatch, judge
@@ -25,7 +25,7 @@ from rlzmq.core.score_statistics import svg_curve
 from rlzmq.core.synonyms import missing_key
 from rlzmq.driver.session import Session
 from rlzmq.driver.updates import UpdateResult
-from rlzmq.runners.episode_metrics import EpisodeMetrics, FragmentMeta, add_fragment_metas
+from rlzmq.runners.episode_metrics import EpisodeMetrics, add_fragment_metas
 
 __all__ = ["IterationResult", "Iterations", "LearnerResults"]
 
@@ -92,7 +92,7 @@ class Iterations:
         self.counters: Counter[str] = Counter()
         self._health = HealthWatch(config)
         self._told: set[str] = set()
-        self._held: _Held | None = None
+        self._runners_log: MetricsLogger = metrics
         self.episodes: EpisodeMetrics = EpisodeMetrics(config.metrics_num_episodes_for_smoothing)
         self._timers = StageTimers()
         self._learners = LearnerResults(self._timers, config.custom_stats_cls_lookup)
@@ -134,7 +134,7 @@ class Iterations:
         sampled, runners.sampled = runners.sampled, []
         for metas in sampled:
             accounting.add(sampled=sum(int(meta.get("num_env_steps", 0)) for meta in metas))
-            self.add_fragments(metas)
+            add_fragment_metas(self.episodes, self._runners_log, metas)
         if (num_sampled := self.num_env_steps_lifetime) > accounting.sampled:
             accounting.add(sampled=num_sampled - accounting.sampled)
         trained, learners.trained = learners.trained, []
@@ -179,7 +179,7 @@ class Iterations:
 
     def add_update(self, update: UpdateResult) -> None:
         """Add the result of one update."""
-        self.add_fragments(update.fragments)
+        add_fragment_metas(self.episodes, self._runners_log, update.fragments)
         self._num_env_steps_trained = update.num_env_steps_trained
         self.num_env_steps_trained_lifetime += update.num_env_steps_trained
         self._weights_version = update.weights_version
@@ -188,18 +188,14 @@ class Iterations:
         for name, seconds in update.timers.items():
             self._timers.add(name, seconds)
 
-    def add_fragments(self, metas: Iterable[FragmentMeta]) -> None:
-        """Add the metadata of fragments from runners."""
-        add_fragment_metas(self.episodes, self._metrics if self._held is None else self._held, metas)
-
     def hold_logged(self) -> None:
         """Buffer values that runners log, instead of writing them to the algorithm's logger, until `release_logged`."""
-        self._held = _Held()
+        self._runners_log = _Held()
 
     def release_logged(self) -> None:
         """Write the buffered values to the algorithm's MetricsLogger, in order."""
-        held, self._held = self._held, None
-        for states, key in held.given if held is not None else ():
+        held, self._runners_log = self._runners_log, self._metrics
+        for states, key in held.given if isinstance(held, _Held) else ():
             self._metrics.aggregate(states, key=key)
 
     @property

@@ -753,21 +753,18 @@ LEARNER_STAGES = ("learner_forward_timer", "learner_backward_timer", "learner_re
 """Stages of an update's seconds in a learner's results."""
 
 
-class StageTimers:
+class StageTimers(dict[str, list[float]]):
     """Sums by name: [number of calls, total]. Totals are seconds, or another quantity that is averaged per call.
 
     Sums of several runners, or of several fragments, are added: `take` them from one object and `merge` them into
     another.
     """
 
-    def __init__(self) -> None:
-        self._sums: dict[str, list[float]] = {}
-
     def add(self, name: str, total: float, num_calls: int = 1) -> None:
         """Add a number of calls and their total time."""
-        sums = self._sums.get(name)
+        sums = self.get(name)
         if sums is None:
-            self._sums[name] = [num_calls, total]
+            self[name] = [num_calls, total]
         else:
             sums[0] += num_calls
             sums[1] += total
@@ -788,7 +785,8 @@ class StageTimers:
 
     def take(self) -> dict[str, list[float]]:
         """Return all sums as plain values, and reset them."""
-        sums, self._sums = self._sums, {}
+        sums = dict(self)
+        self.clear()
         return sums
 
     def merge(self, sums: Mapping[str, Sequence[float]]) -> None:

@@ -227,7 +227,7 @@ class BatchColumns(list[Any]):
             if isinstance(values, np.ndarray):
                 fields[name] = values[chunks]
             elif isinstance(values, list):
-                fields[name] = [values[c] for c in listed]
+                fields[name] = list(map(values.__getitem__, listed))
             elif values is not None:
                 fields[name] = {i: values[c] for i, c in enumerate(listed) if c in values} if values else {}
         if self.initial_state is not None:

@@ -243,8 +243,8 @@ class EpisodeBatch(BatchColumns):
         Raises:
             ValueError: The batches have different columns.
         """
-        updated = [batch.updated() for batch in batches]
-        parts = [batch for batch in updated if len(batch)] or updated[:1]
+        updated = list(map(EpisodeBatch.updated, batches))
+        parts = list(filter(len, updated)) or updated[:1]
         if len(parts) > 1:
             return cls.concatenated(parts)
         return parts[0] if parts else cls.from_episodes([])

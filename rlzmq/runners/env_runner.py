@@ -408,7 +408,7 @@ class EnvRunner(TellsUncalled, Checkpointable):
             "num_vector_steps": num_vector_steps,
             "weights_version": self.weights_seq_no,
             "weights_generation": self.weights_generation,
-            "episode_metrics": finished.to_dict(),
+            "episode_metrics": vars(finished),
         }
         if batch.groups is not None:
             meta["num_agent_steps"] = batch.num_agent_steps

@@ -67,7 +67,7 @@ class FragmentMeta(TypedDict, total=False):
         num_agent_steps: Number of agent steps of several agents.
         agent_steps, module_steps: Steps by id. Default: all steps are the default agent's and module's.
         num_env_steps_not_finite: Number of env steps that the runner left out.
-        episode_metrics: See `FinishedEpisodes.to_dict`.
+        episode_metrics: The lists of `FinishedEpisodes`, by attribute.
         timers: See `StageTimers.take`.
         custom_metrics: States of the values that callbacks logged, see `MetricsLogger.reduce`.
         connector_delta: What the connector pieces have learned since the last fragment.
@@ -129,17 +129,6 @@ class FinishedEpisodes:
             for returns in by_id.values():
                 returns[:] = [value for value in returns if abs(value) < LARGEST]
 
-    def to_dict(self) -> dict[str, Any]:
-        """Return plain lists by attribute, for a fragment's meta, without empty returns by id."""
-        plain: dict[str, Any] = {
-            "returns": self.returns,
-            "lengths": self.lengths,
-            "durations_s": self.durations_s,
-        }
-        if self.agent_returns:
-            plain |= {"agent_returns": self.agent_returns, "module_returns": self.module_returns}
-        return plain
-
 
 def recorded_return(info: Mapping[str, Any]) -> float | None:
     """Return an episode's return by the info of its last step (Gymnasium's RecordEpisodeStatistics), or None.
@@ -151,7 +140,7 @@ def recorded_return(info: Mapping[str, Any]) -> float | None:
 
 
 def add_finished(finished: dict[str, Any], more: Mapping[str, Any]) -> None:
-    """Add the lists of another `FinishedEpisodes.to_dict`."""
+    """Add the lists of other `FinishedEpisodes`, by attribute."""
     for name, values in more.items():
         if isinstance(values, Mapping):
             add_finished(finished.setdefault(name, {}), values)

@@ -14,7 +14,7 @@ from __future__ import annotations
 import abc
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -440,13 +440,13 @@ def _sums(values: NDArray[Any], start: NDArray[np.int64], length: NDArray[np.int
 Writer = Callable[[int, Any], None]
 
 
+@dataclass
 class ColumnBlock:
     """Columns by name, each a tree of arrays ``[num_envs, num_slots, ...]``."""
 
-    def __init__(self, num_envs: int, num_slots: int) -> None:
-        self.num_envs = num_envs
-        self.num_slots: int = num_slots
-        self.columns: dict[str, Any] = {}
+    num_envs: int
+    num_slots: int
+    columns: dict[str, Any] = field(default_factory=dict)
 
     def writer(self, name: str, example: object = None) -> Writer:
         """Return ``write(slot, values)`` for values ``[num_envs, ...]`` of a column.
