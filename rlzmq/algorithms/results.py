@@ -189,14 +189,14 @@ class Iterations:
             self._timers.add(name, seconds)
 
     def hold_logged(self) -> None:
-        """Buffer values that runners log, instead of writing them to the algorithm's logger, until `release_logged`."""
-        self._runners_log = _Held()
+        """Keep values that runners log from the algorithm's MetricsLogger until `release_logged`."""
+        self._runners_log = MetricsLogger(stats_cls_lookup=self._config.custom_stats_cls_lookup)
 
     def release_logged(self) -> None:
-        """Write the buffered values to the algorithm's MetricsLogger, in order."""
+        """Merge the values kept since `hold_logged`, if any, into the algorithm's MetricsLogger."""
         held, self._runners_log = self._runners_log, self._metrics
-        for states, key in held.given if isinstance(held, _Held) else ():
-            self._metrics.aggregate(states, key=key)
+        if held is not self._metrics:
+            self._metrics.aggregate([held.reduce(compile=False)])
 
     @property
     def num_env_steps_lifetime(self) -> int:
@@ -296,17 +296,6 @@ class Iterations:
         self._weights_version = state["weights_version"]
         if "learner_metrics" in state:
             self._learners.metrics.set_state(state["learner_metrics"])
-
-
-class _Held(MetricsLogger):
-    """A MetricsLogger that buffers the arguments of `aggregate` for another logger."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.given: list[tuple[Sequence[Mapping[str, Any]], Any]] = []
-
-    def aggregate(self, states: Sequence[Mapping[str, Any]], *, key: object = None) -> None:
-        self.given.append((states, key))
 
 
 def _lag(steps: Counter[int]) -> dict[str, Any]:

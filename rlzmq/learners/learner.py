@@ -140,19 +140,18 @@ class Learner(TellsUncalled, Checkpointable):
         self.config: BaseConfig = config
         self.module: Any = None
         self.device: torch.device = learner_device(config, rank)
-        self.metrics: MetricsLogger = MetricsLogger(
-            stats_cls_lookup=self._setting("custom_stats_cls_lookup", None)
-        )
+        self.metrics: MetricsLogger = MetricsLogger(stats_cls_lookup=config.custom_stats_cls_lookup)
         self.weights_seq_no: int = 0
         self.trained_module_ids: list[str] = []
         self.num_minibatches_per_epoch = 1
         self.is_last_epoch: bool = True
-        self.policies_to_train: Any = getattr(config, "policies_to_train", None)
+        self.policies_to_train: Any = config.policies_to_train
         self._module_spec = module_spec
         self._given_module = module
         self._configs: dict[str, BaseConfig] = {}
-        seed = getattr(config, "seed", None)
-        self.seed: int = int(np.random.SeedSequence().generate_state(1)[0]) if seed is None else int(seed)
+        self.seed: int = (
+            int(np.random.SeedSequence().generate_state(1)[0]) if config.seed is None else int(config.seed)
+        )
         self._learner_connector: Any = None
         self.source: BatchSource = self.make_source()
         self.ranks: Ranks = Ranks(self, rank, num_ranks)
@@ -162,11 +161,7 @@ class Learner(TellsUncalled, Checkpointable):
         self.snapshot: Snapshot = Snapshot(self)
         self._compiler: LearnerCompiler | None = None
         self._precision: MixedPrecision | None = None
-        self._options = _Options(
-            self._setting("num_epochs", 1),
-            self._setting("minibatch_size", None),
-            self._setting("shuffle_batch_per_epoch", False),
-        )
+        self._options = _Options(config.num_epochs, config.minibatch_size, config.shuffle_batch_per_epoch)
         self._loss_weights: Mapping[str, float] = {}
 
     @property
@@ -505,7 +500,7 @@ class Learner(TellsUncalled, Checkpointable):
         """
         num_before = self.report.num_gradient_updates_lifetime
         norms = self.optimizers.clip(module_id, module_gradients_dict, config, num_before)
-        if getattr(config, "log_gradients", True):
+        if config.log_gradients:
             self.report.log(module_id, norms)
         return module_gradients_dict
 
@@ -596,13 +591,13 @@ class Learner(TellsUncalled, Checkpointable):
             self.module = self._given_module.as_multi_rl_module()
         else:
             spec = self._module_spec.as_multi_rl_module_spec()
-            self.module = spec.build(seed=getattr(self.config, "seed", None))
+            self.module = spec.build(seed=self.config.seed)
         self.module.to(self.device)
         self._module = self.module  # losses written for RLlib use this name
-        if self._setting("torch_compile_learner", False):
+        if self.config.torch_compile_learner:
             self._compiler = LearnerCompiler(self.config, self.device)
-        if (amp_dtype := self._setting("torch_amp_dtype", None)) is not None:
-            self._precision = MixedPrecision(amp_dtype, self.device)
+        if self.config.torch_amp_dtype is not None:
+            self._precision = MixedPrecision(self.config.torch_amp_dtype, self.device)
         if len(self.module) == 1 and DEFAULT_MODULE_ID in self.module:
             only = self.module[DEFAULT_MODULE_ID]
             spaces = only.observation_space, only.action_space
@@ -651,8 +646,7 @@ class Learner(TellsUncalled, Checkpointable):
             check_training_outputs(module, with_values=ValueFunctionAPI in self.rl_module_required_apis())
         if self._compiler is not None and not self._compiler.compiles_complete_update:
             self._compiler.compile_module(module)
-        get_config = getattr(self.config, "get_config_for_module", None)
-        config = self._configs[module_id] = self.config if get_config is None else get_config(module_id)
+        config = self._configs[module_id] = self.config.get_config_for_module(module_id)
         self.optimizers.schedule(module_id, {name: getattr(config, name) for name in self.scheduled_settings})
 
     def config_for_module(self, module_id: str) -> BaseConfig:
@@ -887,9 +881,6 @@ class Learner(TellsUncalled, Checkpointable):
         return self.snapshot.parameter_hash(with_buffers)
 
     # -- internals ---------------------------------------------------------------------------------
-
-    def _setting(self, name: str, default: object) -> Any:
-        return vars(self.config).get(name, default)
 
     def _check_built(self) -> None:
         if self.module is None:

@@ -151,7 +151,7 @@ class Ranks:
             return
         if store is None:
             raise ValueError(f"Ranks.join: {self.num} ranks need a store (FileStore, TCPStore) to meet.")
-        timeout = getattr(self._learner.config, "learner_timeout_s", 60.0) if timeout_s is None else timeout_s
+        timeout = self._learner.config.learner_timeout_s if timeout_s is None else timeout_s
         self.group = RankGroup(
             backend="nccl" if self._learner.device.type == "cuda" else "gloo",
             rank=self.rank,
@@ -182,7 +182,7 @@ class Ranks:
 
     def torch_threads(self) -> AbstractContextManager[None]:
         """Use ``config.torch_num_threads`` torch threads in the block."""
-        wanted = getattr(self._learner.config, "torch_num_threads", None)
+        wanted = self._learner.config.torch_num_threads
         if wanted == "auto":
             if self._num_threads is None:
                 num_ranks = 1 if self.group is None else len(self.group.host_ranks)
@@ -537,11 +537,11 @@ _UNCHANGED = nullcontext()
 
 def learner_device(config: BaseConfig, rank: int) -> torch.device:
     """Return the device of a learner: the CPU, or a GPU of this machine, chosen by its rank."""
-    wanted, num_learners = getattr(config, "num_gpus_per_learner", 0), getattr(config, "num_learners", 0)
+    wanted, num_learners = config.num_gpus_per_learner, config.num_learners
     num_gpus = torch.cuda.device_count() if wanted and torch.cuda.is_available() else 0
     is_auto = wanted == "auto"
     if is_auto:  # NCCL needs a GPU for each rank, and ranks on other machines must decide alike
-        wanted = num_gpus >= max(1, num_learners) and not getattr(config, "num_remote_learners", 0)
+        wanted = num_gpus >= max(1, num_learners) and not config.num_remote_learners
     if not wanted:
         return torch.device("cpu")
     if not num_gpus:
@@ -549,7 +549,7 @@ def learner_device(config: BaseConfig, rank: int) -> torch.device:
             f"num_gpus_per_learner={wanted}, but torch sees no CUDA device here: "
             "set num_gpus_per_learner=0 or install a CUDA build of torch."
         )
-    local = getattr(config, "local_gpu_idx", 0) if num_learners == 0 else rank
+    local = config.local_gpu_idx if num_learners == 0 else rank
     device = torch.device("cuda", local % num_gpus)
     if is_auto:
         name = torch.cuda.get_device_name(device)

@@ -290,7 +290,7 @@ class ReplayLearner(TargetNetworkLearner):
 
     @property
     def _burn_in_len(self) -> int:
-        return int(self._setting("burn_in_len", 0))
+        return int(getattr(self.config, "burn_in_len", 0))
 
     def _burn_ins(self) -> dict[str, BurnIn]:
         """Return the burn-in of each stateful module; {} before `build`."""

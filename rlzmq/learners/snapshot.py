@@ -185,8 +185,7 @@ class Snapshot:
             elif name == "counters":
                 state[name] = self._counters()
             elif name == "learner_connector":
-                pipeline = learner._learner_connector
-                state[name] = {} if pipeline is None else pipeline.get_state()
+                state[name] = learner._learner_connector.get_state()
             elif name == "metrics":
                 state[name] = without_objects(learner.metrics.get_state())
             elif name == "random":
@@ -211,7 +210,7 @@ class Snapshot:
             learner.weights_seq_no = int(state["weights_seq_no"])
         if "counters" in state:
             self._set_counters(state["counters"])
-        if state.get("learner_connector") and learner._learner_connector is not None:
+        if state.get("learner_connector"):
             learner._learner_connector.set_state(state["learner_connector"])
         if "metrics" in state:
             learner.metrics.set_state(state["metrics"])

@@ -155,7 +155,7 @@ class TargetNetworkLearner(TargetNetworkUpdates):
     def make_learner_connector(self, observation_space: gym.Space[Any], action_space: gym.Space[Any]) -> Any:
         """Return the config's pipeline, extended by next observations."""
         pipeline = super().make_learner_connector(observation_space, action_space)
-        if pipeline is not None and self._setting("add_default_connectors_to_learner_pipeline", True):
+        if self.config.add_default_connectors_to_learner_pipeline:
             add_next_observations(pipeline)
         return pipeline
 

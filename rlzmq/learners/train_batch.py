@@ -80,11 +80,12 @@ class TrainBatchBuilder:
         device: Device of the module.
     """
 
-    def __init__(self, learner_connector: Any, module: Any, device: torch.device) -> None:
+    def __init__(
+        self, learner_connector: LearnerConnectorPipeline, module: Any, device: torch.device
+    ) -> None:
         self.learner_connector = learner_connector
         self.module = module
         self.device = device
-        self.uses_rows = isinstance(learner_connector, LearnerConnectorPipeline)
 
     def of_batches(self, batches: Sequence[Mapping[str, Any] | TrainBatch] | None) -> TrainBatch:
         """Return one train batch of ready ones. A TrainBatch alone is returned unchanged.
@@ -132,7 +133,7 @@ class TrainBatchBuilder:
     def _transition_columns(self, drawn: Transitions) -> dict[str, Any] | None:
         """Return CPU tensors ``[rows, ...]`` of a buffer's transitions; None if a piece or module needs episodes."""
         module = self.module
-        if not self.uses_rows or not self.learner_connector.on_rows or DEFAULT_MODULE_ID not in module:
+        if not self.learner_connector.on_rows or DEFAULT_MODULE_ID not in module:
             return None
         next_observations = self.learner_connector.adds_next_observations
         if next_observations is None or module[DEFAULT_MODULE_ID].is_stateful():
@@ -149,11 +150,7 @@ class TrainBatchBuilder:
     ) -> dict[str, dict[str, Any]] | None:
         """Return module id → column → CPU tensor ``[rows, ...]``; None if a piece, or the data, needs episodes."""
         connector = self.learner_connector
-        if (
-            not self.uses_rows
-            or not connector.on_rows
-            or connector.maps_agents != (episodes.groups is not None)
-        ):
+        if not connector.on_rows or connector.maps_agents != (episodes.groups is not None):
             return None
         if episodes.groups is None:
             parts = {DEFAULT_MODULE_ID: None if episodes.agent_ids is not None else episodes}

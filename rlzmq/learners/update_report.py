@@ -311,7 +311,7 @@ class UpdateReport:
         timers, seconds, num_updates = StageTimers(), self._seconds, max(1, self._num_updates)
         self._seconds, self._num_updates = dict.fromkeys(_TIMERS, 0.0), 0
         timers.add(CONNECTOR, seconds.pop(CONNECTOR), num_updates)
-        if learner._learner_connector is not None and learner._learner_connector.timers:
+        if learner._learner_connector.timers:
             timers.add_pieces(learner._learner_connector)
         overall = results.setdefault(ALL_MODULES, {})
         overall.update(

@@ -58,7 +58,7 @@ class EnvFailures:
         if expected := _interface_of(error, where):  # a new environment would do the same
             self._stop(head, f"{expected} Correct {resolve_env(config.env).label}.", "", error, way)
         how = f"{way or 'The steps that led to it are not known.'} {runner.describe_envs()}"
-        if not getattr(config, "restart_failed_sub_environments", False):
+        if not config.restart_failed_sub_environments:
             self._stop(
                 head,
                 "Set config.fault_tolerance(restart_failed_sub_environments=True) to continue with a new one.",
@@ -77,7 +77,7 @@ class EnvFailures:
                 way,
             )
         in_a_row = runner.num_failures_in_a_row
-        tolerance = getattr(config, "num_consecutive_env_runner_failures_tolerance", 100)
+        tolerance = config.num_consecutive_env_runner_failures_tolerance
         if in_a_row > tolerance:
             self._stop(
                 head,
@@ -105,7 +105,7 @@ class EnvFailures:
             _log.warning("%s raised %s at %s %d times.", who, *kind, num, exc_info=shown)
 
     def _check_rate(self, head: str, how: str, error: BaseException, way: Reproduction | None) -> None:
-        tolerance = getattr(self._runner.config, "env_failures_per_minute_tolerance", 4)
+        tolerance = self._runner.config.env_failures_per_minute_tolerance
         now = time.perf_counter()
         self._times.append(now)
         while self._times and self._times[0] < now - _WINDOW_S:

@@ -161,7 +161,7 @@ class EnvRunner(TellsUncalled, Checkpointable):
     beyond a run's lease counts for the next one. Overrides of `sample` and `get_metrics` may also call the base's.
 
     Args:
-        config: An ``AlgorithmConfig``, or any object with its attributes. The runner keeps an unfrozen copy.
+        config: The AlgorithmConfig. The runner keeps an unfrozen copy.
         worker_index: Index within the group, 1-based; 0 for the local runner. Seeds derive from it. The local runner
             draws the same numbers as runner 1, so a serial run equals a run with one runner process.
         incarnation: Number of restarts of this runner; each incarnation draws different random numbers.
@@ -201,22 +201,16 @@ class EnvRunner(TellsUncalled, Checkpointable):
         num_workers: int | None = None,
         **kwargs: object,
     ) -> None:
-        self.config: BaseConfig = own_config(config)
+        self.config: BaseConfig = config.copy(copy_frozen=False)
         self.worker_index = worker_index
         self.stream_index: int = max(worker_index, 1)
         self.incarnation = incarnation
-        self.num_workers: int = (
-            int(getattr(config, "num_env_runners", 0)) if num_workers is None else num_workers
-        )
+        self.num_workers: int = config.num_env_runners if num_workers is None else num_workers
         self.num_envs: int = config.num_envs_per_env_runner
-        self.seed: int | None = getattr(config, "seed", None)
+        self.seed: int | None = config.seed
         self.callbacks: CallbackList = CallbackList(config)
-        self.metrics: MetricsLogger = MetricsLogger(
-            stats_cls_lookup=getattr(config, "custom_stats_cls_lookup", None)
-        )
-        self.episode_metrics: EpisodeMetrics = EpisodeMetrics(
-            getattr(config, "metrics_num_episodes_for_smoothing", 100)
-        )
+        self.metrics: MetricsLogger = MetricsLogger(stats_cls_lookup=config.custom_stats_cls_lookup)
+        self.episode_metrics: EpisodeMetrics = EpisodeMetrics(config.metrics_num_episodes_for_smoothing)
         self.timers: StageTimers = StageTimers()
         self.env_watch: CallWatch = CallWatch()
         self.env: Any = None
@@ -597,7 +591,7 @@ class EnvRunner(TellsUncalled, Checkpointable):
     def remake_env(self) -> Any:
         """Replace a failed vector env. The ongoing sample call continues with the new one."""
         context = EnvContext(
-            getattr(self.config, "env_config", None) or {},
+            self.config.env_config or {},
             worker_index=self.worker_index,
             num_workers=self.num_workers,
             recreated_worker=self.incarnation > 0,
@@ -631,7 +625,7 @@ class EnvRunner(TellsUncalled, Checkpointable):
     def describe_envs(self) -> str:
         """Return the settings and seeds that determine the environments, in parentheses."""
         return (
-            f"(env_config {dict(getattr(self.config, 'env_config', None) or {})}, run seed {self.seed}, "
+            f"(env_config {dict(self.config.env_config or {})}, run seed {self.seed}, "
             f"env seed {self.env_seed()}, incarnation {self.incarnation}, "
             f"vector env number {self._num_envs_made}, {self.num_env_steps_sampled} env steps before)"
         )
@@ -753,7 +747,7 @@ class EnvRunner(TellsUncalled, Checkpointable):
         if trace.is_on:
             trace.span("sample", start_s, self._last_sample_end, weights_version=self.weights_seq_no)
         for name, pipeline in self._pipelines().items():
-            if pipeline is not None and pipeline.timers:
+            if pipeline.timers:
                 timers.add_pieces(pipeline, f"{name}/")
         sums = timers.take()
         self.episode_metrics.timers.merge(sums)
@@ -829,9 +823,8 @@ class EnvRunner(TellsUncalled, Checkpointable):
             config: The config with the new modules.
             synced_module_ids: Modules whose weights `set_weights` provides; None: all.
         """
-        before, self.config = self.config, own_config(config)
-        if self.config is not config:
-            self.config.environment(before.env, env_config=before.env_config)
+        before, self.config = self.config, config.copy(copy_frozen=False)
+        self.config.environment(before.env, env_config=before.env_config)
         config = self.config
         for pipeline in self._pipelines().values():
             change_modules(pipeline, config)
@@ -913,7 +906,7 @@ class EnvRunner(TellsUncalled, Checkpointable):
         """
         deltas = {}
         for name, pipeline in self._pipelines().items():
-            if pipeline is not None and pipeline.learning and (delta := pipeline.get_delta()):
+            if pipeline.learning and (delta := pipeline.get_delta()):
                 deltas[name] = delta
         return deltas
 
@@ -924,7 +917,7 @@ class EnvRunner(TellsUncalled, Checkpointable):
             state: ``{"env_to_module_connector": …, "module_to_env_connector": …}``; either may be missing.
         """
         for name, pipeline in self._pipelines().items():
-            if pipeline is not None and state.get(name):
+            if state.get(name):
                 pipeline.apply_merged_state(state[name])
 
     def _pipelines(self) -> dict[str, Any]:
@@ -967,7 +960,7 @@ class EnvRunner(TellsUncalled, Checkpointable):
         if _has(wanted, without, "weights_seq_no") or "rl_module" in state:
             state["weights_seq_no"] = self.weights_seq_no
         for name, pipeline in self._pipelines().items():
-            if pipeline is not None and _has(wanted, without, name):
+            if _has(wanted, without, name):
                 state[name] = pipeline.get_state()
         if _has(wanted, without, "num_env_steps_sampled_lifetime"):
             state["num_env_steps_sampled_lifetime"] = (
@@ -988,7 +981,7 @@ class EnvRunner(TellsUncalled, Checkpointable):
                     f"set_state: unknown component {key!r}.{did_you_mean(key, STATE_COMPONENTS)}"
                 )
         for name, pipeline in self._pipelines().items():
-            if pipeline is not None and name in state:
+            if name in state:
                 pipeline.set_state(state[name])
         if "rl_module" in state:
             version = int(state.get("weights_seq_no", 0))
@@ -1063,12 +1056,6 @@ def _recorder_for(config: BaseConfig) -> EpisodeRecorder | None:
         writes_unfinished=config.output_write_remaining_data,
         normalize_actions=config.normalize_actions,
     )
-
-
-def own_config(config: BaseConfig) -> Any:
-    """Return a copy that may be changed; a config that cannot be copied is returned itself."""
-    copy = getattr(config, "copy", None)
-    return config if copy is None else copy(copy_frozen=False)
 
 
 def _names(names: str | Collection[str] | None) -> list[str] | None:

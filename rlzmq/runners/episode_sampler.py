@@ -65,7 +65,7 @@ class EpisodicSampler(Sampler):
 
     def __init__(self, runner: EnvRunner, lookback: int) -> None:
         super().__init__(runner, lookback)
-        self._counts_agent_steps = getattr(runner.config, "count_steps_by", "env_steps") == "agent_steps"
+        self._counts_agent_steps = runner.config.count_steps_by == "agent_steps"
         self._to_reset: set[int] = set()  # envs whose next step is a reset
         self._has_step_hooks = not {"on_episode_step", "on_episode_start"}.isdisjoint(runner.callbacks.hooks)
 

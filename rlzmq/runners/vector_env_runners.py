@@ -157,7 +157,7 @@ class VectorStepper:
                     f"Environment {index} of env runner {self._runner.worker_index}: the first {problem}. "
                     "Correct the environment's observation_space, or what it returns."
                 ) from None
-        if getattr(self._runner.config, "disable_env_checking", False):
+        if self._runner.config.disable_env_checking:
             return
         for index in range(self.num_envs):
             item = tree_rows(observations, index)
@@ -283,7 +283,7 @@ class MultiAgentEnvRunner(EnvRunner):
         env = make_multi_agent_vec(
             self.config.env_entry(),
             num_envs=self.num_envs,
-            mode=getattr(self.config, "gym_env_vectorize_mode", "sync"),
+            mode=self.config.gym_env_vectorize_mode,
             context=context,
         )
         env.recover = self.recover_env

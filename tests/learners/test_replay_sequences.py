@@ -277,7 +277,7 @@ def test_both_paths_give_the_same_sequences() -> None:
     learner = learner_with_steps(episode(13), episode(2, first=100))
     batch = drawn(learner)
     fused = learner._builder.of_episodes(batch).columns["default_policy"]
-    learner._builder.uses_rows = False
+    learner._learner_connector.time_pieces = True
     generic = learner._builder.of_episodes(batch).columns["default_policy"]
     assert fused.keys() == generic.keys()
     for name in fused.keys() - {Columns.STATE_IN}:
@@ -382,7 +382,7 @@ def test_modules_of_several_agents_get_sequences_from_their_own_agents_steps() -
         max(int(train_batch.columns[agent][Columns.LOSS_MASK][item].sum()) for agent in "ab")
         for item in range(len(batch))
     )
-    learner._builder.uses_rows = False
+    learner._learner_connector.time_pieces = True
     generic = learner._builder.of_episodes(batch)
     for agent in "ab":
         for name, column in train_batch.columns[agent].items():

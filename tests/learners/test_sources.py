@@ -150,7 +150,7 @@ def test_drawn_transitions_give_the_train_batch_of_their_episodes(
     assert len(first) == first.num_env_steps == 16
     assert first.is_read
     others = [build(first), build(pickle.loads(pickle.dumps(drawn())))]
-    learner._builder.uses_rows = False
+    learner._learner_connector.time_pieces = True
     others.append(build(drawn()))
     assert ("new_obs" in rows.columns["default_policy"]) == next_observations
     for other in others:

@@ -33,7 +33,7 @@ LSTM = {"fcnet_hiddens": [8], "use_lstm": True, "lstm_cell_size": 6, "max_seq_le
 
 def built(learner: PPOLearner, data: Any, *, fused: bool) -> TrainBatch:
     """The train batch of some episodes; fails if pieces were called although the pipeline runs on rows."""
-    learner._builder.uses_rows = fused
+    learner._learner_connector.time_pieces = not fused
     result = learner._builder.of_episodes(data)
     called = learner._learner_connector.take_piece_timers()
     assert not (fused and called)

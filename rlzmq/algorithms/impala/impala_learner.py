@@ -88,7 +88,7 @@ class IMPALALearner(TorchLearner):
     def make_learner_connector(self, observation_space: gym.Space[Any], action_space: gym.Space[Any]) -> Any:
         """Return the config's pipeline, with V-trace as the last piece and the piece that it needs as the first."""
         pipeline = super().make_learner_connector(observation_space, action_space)
-        if pipeline is not None and self._setting("add_default_connectors_to_learner_pipeline", True):
+        if self.config.add_default_connectors_to_learner_pipeline:
             add_estimator(pipeline, self.make_vtrace())
         return pipeline
 

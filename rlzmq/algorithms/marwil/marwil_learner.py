@@ -119,7 +119,7 @@ class MARWILLearner(OfflineLearner):
     def make_learner_connector(self, observation_space: gym.Space[Any], action_space: gym.Space[Any]) -> Any:
         """Return the config's pipeline, with the pieces for the value targets at the beginning and the end."""
         pipeline = super().make_learner_connector(observation_space, action_space)
-        if pipeline is not None and self._setting("add_default_connectors_to_learner_pipeline", True):
+        if self.config.add_default_connectors_to_learner_pipeline:
             add_estimator(
                 pipeline, GeneralAdvantageEstimation(gamma=self.config.gamma, lambda_=self.config.lambda_)
             )

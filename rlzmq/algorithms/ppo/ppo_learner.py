@@ -157,8 +157,8 @@ class PPOLearner(TorchLearner):
         Without ``config.use_gae``, advantages are discounted returns minus the values (λ = 1).
         """
         pipeline = super().make_learner_connector(observation_space, action_space)
-        if pipeline is not None and self._setting("add_default_connectors_to_learner_pipeline", True):
-            lambda_ = self.config.lambda_ if self._setting("use_gae", True) else 1.0
+        if self.config.add_default_connectors_to_learner_pipeline:
+            lambda_ = self.config.lambda_ if self.config.use_gae else 1.0
             estimator = GeneralAdvantageEstimation(
                 gamma=self.config.gamma,
                 lambda_=lambda_,
