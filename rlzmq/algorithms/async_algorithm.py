@@ -28,6 +28,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from rlzmq.actors.host import awaited
 from rlzmq.algorithms.checkpoints import (
+    COMPONENTS,
     CheckpointKeeper,
     check_algorithm_class,
     checkpoint_place,
@@ -38,7 +39,6 @@ from rlzmq.algorithms.checkpoints import (
     select,
     starts_online_run,
     to_parts,
-    wants,
     write_algorithm,
 )
 from rlzmq.algorithms.evaluation import Evaluation
@@ -52,6 +52,7 @@ from rlzmq.core.checkpoint import to_tree
 from rlzmq.core.errors import ClosedError, Interrupted, StandstillError
 from rlzmq.core.imports import LazyModule
 from rlzmq.core.metrics import MetricsLogger
+from rlzmq.core.names import chosen_parts
 from rlzmq.core.process import LastWords, apply_log_level, end_process
 from rlzmq.core.run_dir import RunDir
 from rlzmq.core.tracebacks import ShortTraceback
@@ -570,13 +571,10 @@ class AsyncAlgorithm:
             ValueError: A component is unknown.
         """
         self._check_running()
-
-        def is_wanted(name: str) -> bool:
-            return wants(name, components, not_components)
-
+        chosen = chosen_parts(COMPONENTS, components, not_components, whose="an Algorithm's state")
         await self._iterations.settle()
-        parts = await self.session.get_state(with_replay=is_wanted("learner_group"))
-        if is_wanted("evaluation"):
+        parts = await self.session.get_state(with_replay="learner_group" in chosen)
+        if "evaluation" in chosen:
             parts |= await self._evaluation.get_state()
         parts["algorithm"] = self._iterations.get_state()
         parts["modules"] = self._modules.get_state()

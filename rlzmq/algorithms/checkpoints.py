@@ -53,8 +53,8 @@ from rlzmq.core.checkpoint import (
     write_checkpoint,
 )
 from rlzmq.core.errors import CheckpointError, ConfigurationError, RlzmqError, printable
+from rlzmq.core.names import chosen_parts
 from rlzmq.core.run_dir import RunDir, checkpoints_at, find_checkpoint
-from rlzmq.core.synonyms import did_you_mean
 from rlzmq.driver.synchronous import needs_processes
 from rlzmq.modules.saving import read_module_states
 
@@ -77,7 +77,6 @@ __all__ = [
     "starts_online_run",
     "to_components",
     "to_parts",
-    "wants",
     "with_stored_seed",
     "write_algorithm",
 ]
@@ -100,37 +99,14 @@ def to_parts(state: Mapping[str, Any]) -> dict[str, Any]:
     Raises:
         ValueError: A component is unknown.
     """
+    chosen_parts(COMPONENTS, list(state), whose="an Algorithm's state")
     parts: dict[str, Any] = {}
     for name, value in state.items():
-        check_component(name)
         if name == _GROUP:
             parts |= {f"{name}/{rest}": part for rest, part in value.items()}
         else:
             parts[name] = value
     return parts
-
-
-def check_component(path: str) -> None:
-    """Raise ValueError if a path does not begin with the name of a component."""
-    top = path.partition("/")[0]
-    if top not in COMPONENTS:
-        raise ValueError(f"an Algorithm's state has no component {top!r}.{did_you_mean(top, COMPONENTS)}")
-
-
-def wants(
-    component: str,
-    components: str | Collection[str] | None,
-    not_components: str | Collection[str] | None = None,
-) -> bool:
-    """Return whether any part of a top-level component is requested.
-
-    Raises:
-        ValueError: An unknown component is requested.
-    """
-    wanted, unwanted = _paths(components), _paths(not_components) or []
-    return component not in unwanted and (
-        wanted is None or any(path.partition("/")[0] == component for path in wanted)
-    )
 
 
 def select(
@@ -145,19 +121,16 @@ def select(
         components: Paths such as ``"learner_group/learner/rl_module/p0"``; None: all. Paths that the tree lacks are
             ignored.
         not_components: Paths to leave out.
-
-    Raises:
-        ValueError: A path does not begin with the name of a component.
     """
     selected: dict[str, Any] = dict(tree) if components is None else {}
-    for path in _paths(components) or ():
+    for path in _paths(components):
         keys = keys_on(tree, path)
         place, value = selected, tree
         for key in keys[:-1]:
             place, value = place.setdefault(key, {}), value[key]
         if keys:
             place[keys[-1]] = value[keys[-1]]
-    for path in _paths(not_components) or ():
+    for path in _paths(not_components):
         place, keys = selected, keys_on(selected, path)
         for key in keys[:-1]:
             place[key] = place = dict(place[key])
@@ -166,13 +139,8 @@ def select(
     return selected
 
 
-def _paths(names: str | Collection[str] | None) -> list[str] | None:
-    if names is None:
-        return None
-    paths = [names.strip("/")] if isinstance(names, str) else [name.strip("/") for name in names]
-    for path in paths:
-        check_component(path)
-    return paths
+def _paths(names: str | Collection[str] | None) -> list[str]:
+    return [name.strip("/") for name in ((names,) if isinstance(names, str) else names or ())]
 
 
 _log = logging.getLogger("rlzmq.checkpoints")

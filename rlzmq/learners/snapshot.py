@@ -17,8 +17,8 @@ from torch.optim import Optimizer
 
 from rlzmq.core.errors import PeerLostError
 from rlzmq.core.metrics import MetricsLogger
+from rlzmq.core.names import chosen_parts
 from rlzmq.core.plain import without_objects
-from rlzmq.core.synonyms import did_you_mean
 from rlzmq.learners.distributed import DesynchronizedError
 from rlzmq.learners.optimizers import Optimizers
 from rlzmq.learners.ranks import Ranks
@@ -169,15 +169,15 @@ class Snapshot:
     ) -> dict[str, Any]:
         """See `Learner.get_state`."""
         learner = self._learner
-        skipped = set(_paths(not_components, []))
+        if components is None:
+            components = [name for name in _COMPONENTS if name != "source"]
         state: dict[str, Any] = {}
-        for path in _paths(components, [name for name in _COMPONENTS if name != "source"]):
-            name, _, module_id = path.partition("/")
-            if name in skipped:
-                continue
+        chosen = chosen_parts(_COMPONENTS, components, not_components, whose="a Learner's state")
+        for name, (inside, outside) in chosen.items():
             if name == "rl_module":
-                one = learner.module.get_state(module_id or None, inference_only=inference_only)
-                state.setdefault(name, {}).update(one)
+                state[name] = learner.module.get_state(
+                    inside, not_components=outside, inference_only=inference_only
+                )
             elif name == "optimizer":
                 state[name] = learner.optimizers.get_state(self._parameter_names())
             elif name == "weights_seq_no":
@@ -199,7 +199,7 @@ class Snapshot:
     def set_state(self, state: Mapping[str, Any]) -> None:
         """See `Learner.set_state`."""
         learner = self._learner
-        _paths(list(state), [])
+        chosen_parts(_COMPONENTS, list(state), whose="a Learner's state")
         if "counters" in state:
             self._check_counters(state["counters"])
         if "rl_module" in state:
@@ -280,17 +280,6 @@ def _tensors(modules: list[Any]) -> tuple[list[Tensor], list[Tensor]]:
     networks = [module for module in modules if isinstance(module, nn.Module)]
     parameters: list[Tensor] = [p for module in networks for p in module.parameters()]
     return parameters, [buffer for module in networks for buffer in module.buffers()]
-
-
-def _paths(components: str | Sequence[str] | None, default: list[str]) -> list[str]:
-    paths = (
-        default if components is None else [components] if isinstance(components, str) else list(components)
-    )
-    for path in paths:
-        name = path.partition("/")[0]
-        if name not in _COMPONENTS:
-            raise ValueError(f"a Learner's state has no component {name!r}.{did_you_mean(name, _COMPONENTS)}")
-    return paths
 
 
 class _Copies:

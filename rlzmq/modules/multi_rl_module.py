@@ -8,6 +8,7 @@ from typing import Any, Self
 import gymnasium as gym
 from torch import nn
 
+from rlzmq.core.names import chosen_parts
 from rlzmq.core.synonyms import did_you_mean
 from rlzmq.modules.rl_module import RLModule, TorchRLModule
 from rlzmq.modules.saving import set_whole_state
@@ -244,18 +245,14 @@ class MultiRLModule(RLModule):
             not_components: Module ids or paths to leave out.
             inference_only: Whether to leave out learner-only modules and the parts that only learners need.
         """
-        wanted, without = _by_module(components), _by_module(not_components) or {}
         state = {}
-        for module_id, module in self._rl_modules.items():
-            if (wanted is not None and module_id not in wanted) or without.get(module_id, True) is None:
-                continue
-            if inference_only and module.learner_only:
-                continue
-            state[module_id] = module.get_state(
-                None if wanted is None else wanted[module_id],
-                not_components=without.get(module_id),
-                inference_only=inference_only,
-            )
+        chosen = chosen_parts(self._rl_modules, components, not_components)
+        for module_id, (inside, outside) in chosen.items():
+            module = self._rl_modules[module_id]
+            if not (inference_only and module.learner_only):
+                state[module_id] = module.get_state(
+                    inside, not_components=outside, inference_only=inference_only
+                )
         return state
 
     def set_state(self, state: Mapping[str, Any], *, strict: bool | None = None) -> None:
@@ -268,17 +265,3 @@ class MultiRLModule(RLModule):
         for module_id, module_state in state.items():
             if module_id in self._rl_modules:
                 set_whole_state(self._rl_modules[module_id], module_state, strict=strict)
-
-
-def _by_module(paths: str | Collection[str] | None) -> dict[str, list[str] | None] | None:
-    """Return module id -> its parameters' names, or None for the whole module."""
-    if paths is None:
-        return None
-    grouped: dict[str, list[str] | None] = {}
-    for path in (paths,) if isinstance(paths, str) else paths:
-        module_id, slash, name = path.partition("/")
-        if not slash:
-            grouped[module_id] = None
-        elif (names := grouped.setdefault(module_id, [])) is not None:
-            names.append(name)
-    return grouped

@@ -28,8 +28,8 @@ from rlzmq.core.callbacks import CallbackList
 from rlzmq.core.checkpoint import Checkpointable
 from rlzmq.core.errors import ClosedError, ConfigurationError, Interrupted
 from rlzmq.core.metrics import NUM_VECTOR_STEPS_PER_SAMPLE, MetricsLogger, ReducedMetrics, StageTimers
+from rlzmq.core.names import chosen_parts
 from rlzmq.core.signatures import TellsUncalled
-from rlzmq.core.synonyms import did_you_mean
 from rlzmq.core.update_plan import derive_seed
 from rlzmq.envs.registry import EnvContext
 from rlzmq.envs.sync_vector import Reproduction
@@ -948,21 +948,19 @@ class EnvRunner(TellsUncalled, Checkpointable):
         Raises:
             ValueError: A name is unknown.
         """
-        wanted, without = _names(components), _names(not_components) or []
+        chosen = chosen_parts(STATE_COMPONENTS, components, not_components, whose="an env runner's state")
         state: dict[str, Any] = {}
-        if _has(wanted, without, "rl_module"):
-            only = [path.split("/", 1)[1] for path in wanted or () if path.startswith("rl_module/")]
-            state["rl_module"] = {
-                module_id: module.get_state(inference_only=True)
-                for module_id, module in self.multi_rl_module.items()
-                if (not only or module_id in only) and f"rl_module/{module_id}" not in without
-            }
-        if _has(wanted, without, "weights_seq_no") or "rl_module" in state:
+        if "rl_module" in chosen:
+            inside, outside = chosen["rl_module"]
+            state["rl_module"] = self.multi_rl_module.get_state(
+                inside, not_components=outside, inference_only=True
+            )
+        if "weights_seq_no" in chosen or "rl_module" in state:
             state["weights_seq_no"] = self.weights_seq_no
         for name, pipeline in self._pipelines().items():
-            if _has(wanted, without, name):
+            if name in chosen:
                 state[name] = pipeline.get_state()
-        if _has(wanted, without, "num_env_steps_sampled_lifetime"):
+        if "num_env_steps_sampled_lifetime" in chosen:
             state["num_env_steps_sampled_lifetime"] = (
                 self._num_env_steps_lifetime_base + self._num_env_steps_since_base
             )
@@ -975,11 +973,7 @@ class EnvRunner(TellsUncalled, Checkpointable):
             state: From ``get_state``. Weights are loaded if ``weights_seq_no`` is missing, 0, or newer than the
                 current one. ``rl_module`` may also be the state of a single-agent module.
         """
-        for key in state:
-            if key not in STATE_COMPONENTS:
-                raise ValueError(
-                    f"set_state: unknown component {key!r}.{did_you_mean(key, STATE_COMPONENTS)}"
-                )
+        chosen_parts(STATE_COMPONENTS, list(state), whose="an env runner's state")
         for name, pipeline in self._pipelines().items():
             if name in state:
                 pipeline.set_state(state[name])
@@ -1056,19 +1050,3 @@ def _recorder_for(config: BaseConfig) -> EpisodeRecorder | None:
         writes_unfinished=config.output_write_remaining_data,
         normalize_actions=config.normalize_actions,
     )
-
-
-def _names(names: str | Collection[str] | None) -> list[str] | None:
-    if names is None:
-        return None
-    listed = [names] if isinstance(names, str) else list(names)
-    for name in listed:
-        if name.split("/", 1)[0] not in STATE_COMPONENTS:
-            raise ValueError(f"Unknown state component {name!r}.{did_you_mean(name, STATE_COMPONENTS)}")
-    return listed
-
-
-def _has(wanted: list[str] | None, without: list[str], name: str) -> bool:
-    if name in without:
-        return False
-    return wanted is None or any(path.split("/", 1)[0] == name for path in wanted)
