@@ -617,9 +617,9 @@ def _call(env_runner: object, function: RunnerFunction, kwargs: Mapping[str, Any
 
 def _call_and_compare(env_runner: Any, function: RunnerFunction, kwargs: Mapping[str, Any]) -> object:
     """Return (result, the runner's env config if the function has changed it, else None)."""
-    before = dict(getattr(env_runner.config, "env_config", None) or {})
+    before = dict(env_runner.config.env_config or {})
     result = _call(env_runner, function, kwargs)
-    after = dict(getattr(env_runner.config, "env_config", None) or {})
+    after = dict(env_runner.config.env_config or {})
     if before.keys() == after.keys() and all(before[key] is after[key] for key in after):
         return result, None
     try:

@@ -121,22 +121,12 @@ class EpisodeReplay(BatchSource):
         super().__init__()
         self.buffer = buffer
         self.batch_size = batch_size
-        self._num_added = 0
         self.burn_ins: Mapping[str, BurnIn] = {}
         self.divides_by_module = buffer.divides_by_module
         self.options = options
         self._beta = Schedule(options["beta"], "beta") if "beta" in options else None
         self.progress: ReplayRatio = ReplayRatio(train_ratio, warm_up)
         self._trained: frozenset[str] | None = None
-
-    @classmethod
-    def of_plan(
-        cls, plan: UpdatePlan, buffer: ReplayBuffer, *, batch_size: int, **options: Any
-    ) -> EpisodeReplay:
-        """Create from an update plan with a train ratio."""
-        return cls(
-            buffer, batch_size=batch_size, train_ratio=plan.train_ratio, warm_up=plan.warm_up, **options
-        )
 
     def set_modules(self, module_ids: Collection[str], trained: Collection[str]) -> None:
         self._trained = frozenset(trained)
@@ -145,7 +135,7 @@ class EpisodeReplay(BatchSource):
     def add(self, episodes: Any) -> None:
         for batch in batches_of(episodes):
             self.buffer.add(batch)
-        self._num_added += num_env_steps_of(episodes)
+        self.num_added += num_env_steps_of(episodes)
 
     def plan_batches(self, num_fresh: int, num_ranks: int) -> int:
         self.progress.sampled(num_fresh)
@@ -190,10 +180,6 @@ class EpisodeReplay(BatchSource):
         return len(self.buffer)
 
     @property
-    def num_added(self) -> int:
-        return self._num_added
-
-    @property
     def num_agent_steps_not_kept(self) -> int:
         return self.buffer.num_agent_steps_not_kept
 
@@ -212,18 +198,18 @@ class EpisodeReplay(BatchSource):
 
     def checkpoint(self) -> Any:
         self.buffer.mark()
-        return self._num_added
+        return self.num_added
 
     def rollback(self, checkpoint: Any) -> None:
         self.buffer.undo()
-        self._num_added = checkpoint
+        self.num_added = checkpoint
 
     def get_state(self) -> dict[str, Any]:
         return {"buffer": self.buffer.get_state()}
 
     def set_state(self, state: Mapping[str, Any]) -> None:
         self.buffer.set_state(state["buffer"])
-        self._num_added = len(self.buffer)
+        self.num_added = len(self.buffer)
 
 
 # Share of the largest TD error in a sequence's priority, as in R2D2.
@@ -367,8 +353,12 @@ class ReplayLearner(TargetNetworkLearner):
         if kind.uses_priorities:
             options["beta"] = given["beta"]
         buffer = kind.from_config(self.config, **arguments)
-        source = EpisodeReplay.of_plan(
-            plan, buffer, batch_size=settings.train_batch_size_per_learner, **options
+        source = EpisodeReplay(
+            buffer,
+            batch_size=settings.train_batch_size_per_learner,
+            train_ratio=plan.train_ratio,
+            warm_up=plan.warm_up,
+            **options,
         )
         source.burn_ins = burn_ins
         return source

@@ -44,6 +44,7 @@ class BatchSource(ABC):
 
     Attributes:
         source_id: Unique id within the run, by which the driver notices that a source is gone.
+        num_added: Number of env steps of kept data added since the source was created or its state was set.
         progress: Counts that determine, together with the fresh data, what an update trains. They are part of the
             learners' state and equal on all ranks. None: there are no counts.
     """
@@ -58,6 +59,7 @@ class BatchSource(ABC):
 
     def __init__(self) -> None:
         self.source_id: str = uuid.uuid4().hex
+        self.num_added: int = 0
         self.progress: Progress | None = None
         self._rank = 0, 1
 
@@ -98,11 +100,6 @@ class BatchSource(ABC):
     @property
     def num_env_steps(self) -> int:
         """Number of env steps kept for later updates."""
-        return 0
-
-    @property
-    def num_added(self) -> int:
-        """Number of env steps added since the source was created or its state was set."""
         return 0
 
     @property
@@ -206,7 +203,6 @@ class CircularBuffer(BatchSource):
         self._capacity = num_batches
         self._iterations = iterations_per_batch
         self._slots: tuple[tuple[Any, int], ...] = ()  # (batch, remaining uses), oldest first
-        self._num_added = 0
 
     @property
     def num_uses_left(self) -> int:
@@ -215,7 +211,7 @@ class CircularBuffer(BatchSource):
 
     def add(self, episodes: object) -> None:
         self._slots = (*self._slots, (episodes, self._iterations))[-self._capacity :]
-        self._num_added += num_env_steps_of(episodes)
+        self.num_added += num_env_steps_of(episodes)
 
     def plan_batches(self, num_fresh: int, num_ranks: int) -> int:
         above = self.num_uses_left - self._capacity * (self._iterations - 1) // 2
@@ -231,14 +227,10 @@ class CircularBuffer(BatchSource):
             yield episodes
 
     def checkpoint(self) -> Any:
-        return self._slots, self._num_added
+        return self._slots, self.num_added
 
     def rollback(self, checkpoint: Any) -> None:
-        self._slots, self._num_added = checkpoint
-
-    @property
-    def num_added(self) -> int:
-        return self._num_added
+        self._slots, self.num_added = checkpoint
 
     @property
     def num_env_steps(self) -> int:

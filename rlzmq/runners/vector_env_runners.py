@@ -149,23 +149,18 @@ class VectorStepper:
         self.env = self._runner.remake_env()
 
     def _check(self, observations: Any) -> None:
-        space = self.env.single_observation_space
+        space, config = self.env.single_observation_space, self._runner.config
         for index in range(self.num_envs):
-            problem = misfit(space, tree_rows(observations, index), "observation")
-            if problem:
-                raise EnvError(
-                    f"Environment {index} of env runner {self._runner.worker_index}: the first {problem}. "
-                    "Correct the environment's observation_space, or what it returns."
-                ) from None
-        if self._runner.config.disable_env_checking:
-            return
-        for index in range(self.num_envs):
+            where = f"Environment {index} of env runner {self._runner.worker_index}: the first"
             item = tree_rows(observations, index)
-            if not space.contains(item):
+            if problem := misfit(space, item, "observation"):
                 raise EnvError(
-                    f"Environment {index} of env runner {self._runner.worker_index}: the first observation "
-                    f"{item!r} is not in observation_space {space}. Correct the environment, or set "
-                    "config.environment(disable_env_checking=True)."
+                    f"{where} {problem}. Correct the environment's observation_space, or what it returns."
+                ) from None
+            if not config.disable_env_checking and not space.contains(item):
+                raise EnvError(
+                    f"{where} observation {item!r} is not in observation_space {space}. Correct the environment, or "
+                    "set config.environment(disable_env_checking=True)."
                 )
 
 

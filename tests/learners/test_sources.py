@@ -15,7 +15,7 @@ import pytest
 
 from rlzmq.connectors.connector_v2 import ConnectorV2
 from rlzmq.connectors.defaults import add_next_observations
-from rlzmq.core.update_plan import ReplayRatio, UpdatePlan
+from rlzmq.core.update_plan import ReplayRatio
 from rlzmq.episodes.episode_batch import EpisodeBatch
 from rlzmq.episodes.single_agent_episode import SingleAgentEpisode
 from rlzmq.learners.offline_learner import OfflineShards
@@ -104,8 +104,8 @@ def fresh(seed: int, num_steps: int) -> EpisodeBatch:
 
 
 def replay(ratio: float = 2.0, warm_up: int = 0, capacity: int = 500, **options: Any) -> EpisodeReplay:
-    plan = UpdatePlan(20, 1, 10, train_ratio=ratio, warm_up=warm_up)
-    return EpisodeReplay.of_plan(plan, EpisodeReplayBuffer(capacity, seed=0), batch_size=16, **options)
+    buffer = EpisodeReplayBuffer(capacity, seed=0)
+    return EpisodeReplay(buffer, batch_size=16, train_ratio=ratio, warm_up=warm_up, **options)
 
 
 def test_a_learner_trains_as_many_batches_as_the_ratio_says() -> None:
