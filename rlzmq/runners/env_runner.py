@@ -82,37 +82,6 @@ class SampleRequest:
     num_episodes: int | None = None
     ends_at: float | None = None
 
-    @classmethod
-    def of_sample(
-        cls,
-        config: BaseConfig,
-        num_envs: int,
-        worker_index: int,
-        num_timesteps: int | None,
-        num_episodes: int | None,
-        *,
-        explore: bool,
-        random_actions: bool,
-    ) -> SampleRequest | None:
-        """Return the request of `EnvRunner.sample`; None if nothing is to be sampled.
-
-        Raises:
-            AssertionError: Both counts are given, or one is negative.
-        """
-        if num_timesteps is not None and num_episodes is not None:
-            raise AssertionError("sample(): give num_timesteps or num_episodes, not both.")
-        for name, value in (("num_timesteps", num_timesteps), ("num_episodes", num_episodes)):
-            if value is not None and value < 0:
-                raise AssertionError(f"sample({name}={value}): expected a number >= 0.")
-        if num_timesteps is None and num_episodes is None:
-            if config.batch_mode == "complete_episodes":
-                num_episodes = num_envs
-            else:
-                num_timesteps = config.get_rollout_fragment_length(worker_index) * num_envs
-        if not (num_timesteps or num_episodes):
-            return None
-        return cls(explore, random_actions, num_timesteps=num_timesteps, num_episodes=num_episodes)
-
     def num_more_vector_steps(
         self, num_vector_steps: int, num_env_steps: int, num_ends: int, num_envs: int, block: int
     ) -> int:
@@ -291,16 +260,24 @@ class EnvRunner(TellsUncalled, Checkpointable):
             EnvError: An environment raised an error and could not, or may not, be recreated.
             ClosedError: The runner was stopped.
         """
-        request = SampleRequest.of_sample(
-            self.config,
-            self.num_envs,
-            self.worker_index,
-            num_timesteps,
-            num_episodes,
-            explore=self.config.explore if explore is None else explore,
-            random_actions=random_actions,
+        if num_timesteps is not None and num_episodes is not None:
+            raise AssertionError("sample(): give num_timesteps or num_episodes, not both.")
+        for name, value in (("num_timesteps", num_timesteps), ("num_episodes", num_episodes)):
+            if value is not None and value < 0:
+                raise AssertionError(f"sample({name}={value}): expected a number >= 0.")
+        config = self.config
+        if num_timesteps is None and num_episodes is None:
+            if config.batch_mode == "complete_episodes":
+                num_episodes = self.num_envs
+            else:
+                num_timesteps = config.get_rollout_fragment_length(self.worker_index) * self.num_envs
+        if not (num_timesteps or num_episodes):
+            return []
+        explore = config.explore if explore is None else explore
+        request = SampleRequest(
+            explore, random_actions, num_timesteps=num_timesteps, num_episodes=num_episodes
         )
-        return [] if request is None else self._run(request, force_reset or request.num_episodes is not None)
+        return self._run(request, force_reset or num_episodes is not None)
 
     def sample_lease(
         self,
