@@ -75,17 +75,14 @@ class LearnerCompiler:
         """Return the function, which compiles itself at its first call and for new shapes."""
         return torch.compile(function, backend=self._backend, mode=self._mode)
 
-    def compile_losses(self, losses: Callable[[Any], Any]) -> Callable[[Any], Any]:
-        """Return a learner's function of a minibatch's losses, compiled with its backward pass."""
-        return self._compile_in_parts(losses)
-
     def compile_module(self, module: object) -> None:
         """Compile the module's training forward pass. Modules without one are unchanged."""
         if isinstance(module, torch.nn.Module):
-            forward = self._compile_in_parts(module._forward_train)  # type: ignore[arg-type]
+            forward = self.compile_in_parts(module._forward_train)  # type: ignore[arg-type]
             object.__setattr__(module, "_forward_train", forward)
 
-    def _compile_in_parts(self, function: Callable[..., Any]) -> Callable[..., Any]:
+    def compile_in_parts(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """Return a function of a module, or of a minibatch's losses, compiled with its backward pass."""
         compiled = self.compile(function)
 
         @functools.wraps(function)

@@ -610,7 +610,7 @@ class Learner(TellsUncalled, Checkpointable):
         # Hooks called by hand before the first update apply to all modules.
         self.trained_module_ids = list(self._configs)
         if self._compiler is not None and self._compiler.compiles_complete_update:
-            losses: Any = self._compiler.compile_losses(self._losses_of)
+            losses: Any = self._compiler.compile_in_parts(self._losses_of)
             self._losses_of = losses  # type: ignore[method-assign]
         self._builder = TrainBatchBuilder(self._learner_connector, self.module, self.device)
 

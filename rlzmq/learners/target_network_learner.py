@@ -22,7 +22,6 @@ __all__ = [
     "ErrorLoss",
     "TargetNetworkLearner",
     "TargetNetworkUpdates",
-    "TargetNetworks",
     "discounts",
     "error_loss",
     "target_outputs",
@@ -43,32 +42,10 @@ class _TargetNetworkSettings(Protocol):
     target_network_update_freq: int
 
 
-class TargetNetworks:
-    """Updates a module's target networks.
-
-    The tensors are listed once, and again when the networks' structure has changed: listing them takes longer than an
-    update of small networks.
-    """
-
-    def __init__(self) -> None:
-        self._tensors = StructureCache(_tensors_of)
-
-    def update(self, module: TargetNetworkAPI, tau: float) -> None:
-        """Move the target networks towards the trained ones: θ̄ ← τ θ + (1 - τ) θ̄; buffers are copied.
-
-        Args:
-            module: The module, the same in each call; its network pairs come from ``get_target_network_pairs()``.
-            tau: Update rate in [0, 1]; 1 copies.
-        """
-        sources, copies, buffers = self._tensors.of(chain.from_iterable(module.get_target_network_pairs()))
-        with torch.set_grad_enabled(False):
-            if sources:
-                torch._foreach_lerp_(copies, sources, tau)
-            for source, copy in buffers:
-                copy.copy_(source)
+_Tensors = tuple[list[Tensor], list[Tensor], list[tuple[Tensor, Tensor]]]
 
 
-def _tensors_of(networks: list[Any]) -> tuple[list[Tensor], list[Tensor], list[tuple[Tensor, Tensor]]]:
+def _tensors_of(networks: list[Any]) -> _Tensors:
     """Return the parameters of trained networks, those of their target networks, and pairs of buffers."""
     sources: list[Tensor] = []
     copies: list[Tensor] = []
@@ -92,11 +69,14 @@ class TargetNetworkUpdates(TorchLearner):
         super().__init__(**kwargs)
         self.num_target_updates: int = 0
         self.last_target_update_ts: int = 0
-        self._target_networks: defaultdict[str, TargetNetworks] = defaultdict(TargetNetworks)
+        # By module. Listing them takes longer than an update of small networks.
+        self._tensors: defaultdict[str, StructureCache[_Tensors]] = defaultdict(
+            lambda: StructureCache(_tensors_of)
+        )
 
     def _on_modules_changed(self) -> None:
         super()._on_modules_changed()
-        self._target_networks.clear()
+        self._tensors.clear()
 
     def update_targets_if_due(self, num_env_steps: int, period: int) -> None:
         """Update the target networks of the trained modules if `period` env steps have passed since the last update.
@@ -110,8 +90,14 @@ class TargetNetworkUpdates(TorchLearner):
         for module_id in self.trained_module_ids:
             module = self.module[module_id]
             if isinstance(module, TargetNetworkAPI):
-                tau = cast(_TargetNetworkSettings, self.config).tau
-                self._target_networks[module_id].update(module, tau)
+                networks = chain.from_iterable(module.get_target_network_pairs())
+                sources, copies, buffers = self._tensors[module_id].of(networks)
+                with torch.set_grad_enabled(False):
+                    if sources:
+                        tau = cast(_TargetNetworkSettings, self.config).tau
+                        torch._foreach_lerp_(copies, sources, tau)  # θ̄ ← τ θ + (1 - τ) θ̄
+                    for source, copy in buffers:
+                        copy.copy_(source)
         self.num_target_updates += 1
         self.last_target_update_ts = num_env_steps
 
