@@ -60,16 +60,3 @@ def test_learner_frame_stacking_gives_the_same_on_columns_and_on_episodes(
         returns.compute_columns(batch)["returns_to_go"],
         np.concatenate([np.asarray(items[0]) for items in per_episode.values()]),
     )
-
-
-def test_windows_are_filled_with_zeros_before_the_episodes_start() -> None:
-    columns = {"obs": np.arange(10.0).reshape(2, 5)}
-    facts = {"is_first": np.array([False, True]), "num_previous": np.array([2, 0])}
-    rows = ColumnRows(columns, 3, **facts)
-    assert rows.window("obs", 4, current=True).tolist() == [[0, 1, 2, 3], [0, 0, 0, 8]]
-    assert rows.window("obs", 2, current=False).tolist() == [[1, 2], [0, 0]]
-    assert rows.window("obs", 6, current=False).tolist() == [[0, 0, 0, 0, 1, 2], [0] * 6]
-    flat = ColumnRows({"obs": np.arange(10.0)}, np.array([3, 8]), **facts)
-    assert flat.window("obs", 4, current=True).tolist() == [[0, 1, 2, 3], [0, 0, 0, 8]]
-    assert flat.window("obs", 2, current=False).tolist() == [[1, 2], [0, 0]]
-    assert columns["obs"].tolist() == np.arange(10.0).reshape(2, 5).tolist()

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from connector_fakes import OBS_SPACE, make_episode
 
-from rlzmq.connectors.batching import BatchedNdArray, batch_items
+from rlzmq.connectors.batching import BatchedNdArray
 from rlzmq.connectors.connector_v2 import ConnectorV2
 from rlzmq.episodes.multi_agent_episode import MultiAgentEpisode
 from rlzmq.episodes.single_agent_episode import SingleAgentEpisode
@@ -40,11 +40,6 @@ def multi_agent_episode() -> MultiAgentEpisode:
     return episode
 
 
-def test_the_iterator_yields_single_agent_episodes_in_order() -> None:
-    episodes = [make_episode(2), make_episode(3)]
-    assert list(ConnectorV2.single_agent_episode_iterator(episodes)) == episodes
-
-
 def test_the_iterator_yields_only_agents_that_stepped_unless_told_otherwise() -> None:
     episode = multi_agent_episode()
     stepped = [e.agent_id for e in ConnectorV2.single_agent_episode_iterator([episode])]
@@ -58,12 +53,6 @@ def test_zip_with_batch_column_pairs_the_kth_item_with_the_kth_episode_of_a_key(
     column = {(one.id_,): ["first", "third"], (two.id_,): ["second"]}
     pairs = ConnectorV2.single_agent_episode_iterator([one, two, chunk], zip_with_batch_column=column)
     assert [item for _, item in pairs] == ["first", "second", "third"]
-
-
-def test_zip_with_batch_column_without_an_item_for_an_episode_is_an_error() -> None:
-    episode = make_episode(1)
-    with pytest.raises(ValueError, match=r"needs item number 0"):
-        list(ConnectorV2.single_agent_episode_iterator([episode], zip_with_batch_column={}))
 
 
 def test_items_are_collected_by_episode_id() -> None:
@@ -97,14 +86,6 @@ def test_the_number_of_items_is_checked(items: Any) -> None:
         ConnectorV2.add_n_batch_items({}, "c", items, 3, make_episode(3))
 
 
-def test_batching_concatenates_batched_arrays_and_stacks_the_others() -> None:
-    batched = batch_items([BatchedNdArray(np.arange(2)), np.int64(7), BatchedNdArray(np.arange(3))])
-    assert batched.tolist() == [0, 1, 7, 0, 1, 2]
-    assert type(batched) is np.ndarray
-    nested = batch_items([{"x": np.zeros(2)}, {"x": np.ones(2)}])
-    assert nested["x"].shape == (2, 2)
-
-
 def test_foreach_changes_items_by_key_and_in_plain_lists() -> None:
     batch: dict[str, Any] = {"c": {("E", "A", "M"): [1, 2], ("F",): [3]}, "plain": [1, 2]}
     ConnectorV2.foreach_batch_item_change_in_place(batch, "c", lambda item, *ids: (item, ids))
@@ -124,22 +105,10 @@ def test_foreach_changes_several_columns_together() -> None:
     assert batch == {"a": {("E",): [11, 22]}, "b": {("E",): [1, 2]}}
 
 
-def test_foreach_on_an_unknown_column_suggests_one() -> None:
-    with pytest.raises(ValueError, match="Did you mean 'rewards'"):
-        ConnectorV2.foreach_batch_item_change_in_place({"rewards": []}, "reward", lambda item, *ids: item)
-
-
 def test_switching_from_columns_to_modules() -> None:
     batch = {"obs": {"m1": 1, "m2": 2}, "actions": {"m1": 3}}
     expected = {"m1": {"obs": 1, "actions": 3}, "m2": {"obs": 2}}
     assert ConnectorV2.switch_batch_from_column_to_module_ids(batch) == expected
-
-
-def test_setting_an_input_space_recomputes_the_output_space() -> None:
-    piece = PassThrough()
-    assert piece.observation_space is None
-    piece.input_observation_space = OBS_SPACE
-    assert piece.observation_space == OBS_SPACE
 
 
 def test_spaces_may_depend_on_attributes_set_after_super_init() -> None:

@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 from connector_fakes import ACTION_SPACE, OBS_SPACE, call, make_episode
 
-from rlzmq.connectors.common import AddObservationsFromEpisodesToBatch
 from rlzmq.connectors.connector_v2 import ConnectorV2
 from rlzmq.connectors.defaults import (
     add_estimator,
@@ -19,8 +18,6 @@ from rlzmq.connectors.defaults import (
 )
 from rlzmq.connectors.env_to_module import MeanStdFilter
 from rlzmq.connectors.learner import (
-    AddInfosFromEpisodesToTrainBatch,
-    ComputeReturnsToGo,
     FrameStackingLearner,
     GeneralAdvantageEstimation,
 )
@@ -156,71 +153,3 @@ def test_evaluation_pipelines_do_not_learn_from_samples() -> None:
     pipeline = build_env_to_module(evaluating, None, SPACES)
     call(pipeline, [make_episode(0, numpy=False)])
     assert pipeline.get_state() == {}
-
-
-def test_learner_pipelines_of_algorithms_run_on_rows() -> None:
-    pieces = [
-        ComputeReturnsToGo(gamma=0.5),
-        AddInfosFromEpisodesToTrainBatch(),
-        FrameStackingLearner(num_frames=2),
-    ]
-    pipeline = build_learner(config(learner_connector=lambda: pieces), OBS_SPACE, ACTION_SPACE)
-    add_next_observations(pipeline)
-    assert pipeline.on_rows
-    add_estimator(pipeline, GeneralAdvantageEstimation(gamma=0.9, lambda_=0.95))
-    assert pipeline.on_rows
-    assert pipeline.adds_next_observations is None  # single steps are not enough
-
-
-class OwnAdder(AddObservationsFromEpisodesToBatch):
-    note = "a subclass that calls nothing else"
-
-
-class OwnCall(AddObservationsFromEpisodesToBatch):
-    def __call__(self, **kwargs: Any) -> dict[str, Any]:
-        return super().__call__(**kwargs)
-
-
-def test_a_subclass_of_a_default_piece_takes_its_place_unless_it_has_its_own_call() -> None:
-    for piece, on_rows in ((OwnAdder(), True), (OwnCall(), False)):
-        pipeline = build_env_to_module(config(), None, SPACES)
-        pipeline.insert_before("AddObservationsFromEpisodesToBatch", piece)
-        pipeline.remove("AddObservationsFromEpisodesToBatch")
-        assert pipeline.on_rows is on_rows
-
-
-class OverridesCall(MeanStdFilter):
-    def __call__(self, **kwargs: Any) -> dict[str, Any]:
-        return super().__call__(**kwargs)
-
-
-class Reader(ConnectorV2):
-    def __call__(self, *, batch: dict[str, Any], **kwargs: Any) -> dict[str, Any]:
-        return batch
-
-    def transform_observations(self, observations: Any, rows: Any) -> Any:
-        return observations
-
-
-@pytest.mark.parametrize(
-    "pieces",
-    [
-        [UserPiece()],
-        [OverridesCall()],
-        [Reader(), Reader()],
-    ],
-)
-def test_pieces_without_a_row_form_are_called_with_episodes(pieces: Any) -> None:
-    pipeline = build_env_to_module(config(env_to_module_connector=lambda: pieces), None, SPACES)
-    assert not pipeline.on_rows
-
-
-def test_an_edit_decides_again_whether_pieces_are_called() -> None:
-    pipeline = build_env_to_module(config(), None, SPACES)
-    assert pipeline.on_rows
-    pipeline.append(UserPiece())
-    assert not pipeline.on_rows
-    to_env = build_module_to_env(config(module_to_env_connector=UserPiece), None, SPACES)
-    assert not to_env.on_rows
-    learner = build_learner(config(learner_connector=UserPiece))
-    assert not learner.on_rows

@@ -10,8 +10,7 @@ import pytest
 import torch
 from connector_fakes import ACTION_SPACE, OBS_SPACE, call, make_episode
 
-from rlzmq.connectors.common import AddObservationsFromEpisodesToBatch, BatchIndividualItems, NumpyToTensor
-from rlzmq.connectors.connector_v2 import ConnectorV2
+from rlzmq.connectors.common import AddObservationsFromEpisodesToBatch, NumpyToTensor
 from rlzmq.connectors.env_to_module import (
     FlattenObservations,
     FrameStackingEnvToModule,
@@ -42,11 +41,6 @@ def nested_episode() -> SingleAgentEpisode:
 
 
 # -- BatchIndividualItems, NumpyToTensor -------------------------------------------------------------
-
-
-def test_items_of_different_shapes_are_an_error_that_names_the_column() -> None:
-    with pytest.raises(ValueError, match=r"column 'obs'.*shape \(3,\).*\(2,\)"):
-        call(BatchIndividualItems(), [], {"obs": {("A",): [np.zeros(2)], ("B",): [np.zeros(3)]}})
 
 
 def test_arrays_at_any_depth_become_tensors_and_float64_becomes_float32() -> None:
@@ -103,44 +97,20 @@ def test_an_unknown_key_to_remove_is_an_error_with_a_suggestion() -> None:
 
 
 @pytest.mark.parametrize("numpy", [False, True])
-def test_as_learner_connector_all_observations_are_flattened(numpy: bool) -> None:
-    episode = SingleAgentEpisode(
-        observations=[2, 0, 1], actions=[0, 0], rewards=[0.0, 0.0], len_lookback_buffer=1
-    )
-    if numpy:
-        episode.to_numpy()
-    call(FlattenObservations(gym.spaces.Discrete(3), as_learner_connector=True), [episode])
-    np.testing.assert_array_equal(episode.get_observations(), [[1, 0, 0], [0, 1, 0]])
-    np.testing.assert_array_equal(episode.get_observations(-1, neg_index_as_lookback=True), [0, 0, 1])
-
-
-@pytest.mark.parametrize("numpy", [False, True])
 def test_as_learner_connector_flat_observations_of_all_steps_are_in_the_batch(numpy: bool) -> None:
-    def two_steps() -> SingleAgentEpisode:
-        episode = SingleAgentEpisode(
-            "e", observations=[2, 0, 1], actions=[0, 0], rewards=[0.0, 0.0], len_lookback_buffer=0
-        )
-        return episode.to_numpy() if numpy else episode
-
-    flatten = FlattenObservations(gym.spaces.Discrete(3), as_learner_connector=True)
-    add = AddObservationsFromEpisodesToBatch(as_learner_connector=True)
-    batch = call(flatten, [two_steps()])
+    """Those that later pieces write to the episodes come instead of them."""
+    episode = SingleAgentEpisode(
+        "e", observations=[2, 0, 1], actions=[0, 0], rewards=[0.0, 0.0], len_lookback_buffer=0
+    )
+    episodes = [episode.to_numpy() if numpy else episode]
+    batch = call(FlattenObservations(gym.spaces.Discrete(3), as_learner_connector=True), episodes)
     assert np.concatenate([np.atleast_2d(item) for item in batch["obs"][("e",)]]).tolist() == [
         [0, 0, 1],
         [1, 0, 0],
     ]
-    episodes = [two_steps()]
-    batch = call(flatten, episodes)
-    episodes[0].set_observations(new_data=[[7, 7, 7]] * 3)  # a later piece that writes
-    batch = add(rl_module=None, batch=batch, episodes=episodes, explore=False, shared_data={})
+    episodes[0].set_observations(new_data=[[7, 7, 7]] * 3)
+    batch = call(AddObservationsFromEpisodesToBatch(as_learner_connector=True), episodes, batch)
     assert np.concatenate([np.atleast_2d(item) for item in batch["obs"][("e",)]]).tolist() == [[7, 7, 7]] * 2
-    batch = call(flatten, episodes := [two_steps()])
-    ConnectorV2.foreach_batch_item_change_in_place(batch, "obs", lambda item, *ids: item + 1)
-    wanted = [np.asarray(item).tolist() for item in batch["obs"][("e",)]]
-    batch = add(rl_module=None, batch=batch, episodes=episodes, explore=False, shared_data={})
-    assert [np.asarray(item).tolist() for item in batch["obs"][("e",)]] == wanted
-    own = {"obs": {("e",): [1, 2]}}
-    assert flatten(batch=own, episodes=[two_steps()], shared_data={})["obs"] == {("e",): [1, 2]}
 
 
 def test_frames_are_stacked_of_flat_observations_on_the_learner() -> None:
@@ -152,11 +122,6 @@ def test_frames_are_stacked_of_flat_observations_on_the_learner() -> None:
     stacked = stack(batch=batch, episodes=[episode], shared_data={})["obs"][("e",)]
     assert len(stacked) == 1
     assert stacked[0].tolist() == [[0, 0, 0, 0, 0, 1], [0, 0, 1, 1, 0, 0]]
-
-
-def test_a_space_of_no_fixed_size_is_refused() -> None:
-    with pytest.raises(UnsupportedSpaceError, match="no fixed size"):
-        FlattenObservations(gym.spaces.Text(5))
 
 
 # -- PrevActionsPrevRewards --------------------------------------------------------------------------
@@ -251,8 +216,3 @@ def test_the_batchs_observations_are_written_into_the_episodes() -> None:
     by_episode = {"obs": {(episode.id_,): [np.full(3, 5.0)] for episode in episodes}}
     call(piece, episodes, by_episode)
     assert episodes[1].get_observations(-1).tolist() == [5, 5, 5]
-
-
-def test_writing_without_an_obs_column_says_so() -> None:
-    with pytest.raises(ValueError, match="needs a column 'obs'"):
-        call(WriteObservationsToEpisodes(), [make_episode(1)])

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from rlzmq.connectors.learner.advantages import compute_gae, standardize
+from rlzmq.connectors.learner.advantages import compute_gae
 
 Array = NDArray[np.float64]
 
@@ -48,31 +48,8 @@ def test_gae_equals_the_loop(lengths: list[int], gamma: float, lambda_: float, s
     assert advantages.dtype == targets.dtype == np.float32
 
 
-def test_a_chunks_result_does_not_depend_on_its_neighbours_to_the_last_bit() -> None:
-    rng = np.random.default_rng(0)
-    lengths = [33, 500, 1, 7]
-    rewards, values, bootstrap = rng.normal(size=541), rng.normal(size=541), rng.normal(size=4)
-    together, _ = compute_gae(rewards, values, bootstrap, lengths, gamma=0.99, lambda_=0.95)
-    start = 0
-    for chunk, length in enumerate(lengths):
-        rows = slice(start, start + length)
-        alone, _ = compute_gae(
-            rewards[rows], values[rows], bootstrap[chunk : chunk + 1], [length], gamma=0.99, lambda_=0.95
-        )
-        assert np.array_equal(alone, together[rows])
-        start += length
-
-
 def test_shapes_that_do_not_fit_are_refused() -> None:
     with pytest.raises(ValueError, match=r"\(3,\).*got \(2,\)"):
         compute_gae([1, 2], [1, 2], [0], [3], gamma=1.0, lambda_=1.0)
     with pytest.raises(ValueError, match="1 bootstrap values"):
         compute_gae([1, 2], [1, 2], [0, 0], [2], gamma=1.0, lambda_=1.0)
-
-
-def test_standardized_advantages_have_mean_zero_and_deviation_one() -> None:
-    advantages = standardize(np.array([1, 2, 3, 4], np.float32))
-    assert abs(float(advantages.mean())) < 1e-6
-    assert float(advantages.std()) == pytest.approx(1.0, abs=1e-6)
-    assert standardize(np.full(5, 3.0, np.float32)).tolist() == [0.0] * 5
-    assert standardize(np.empty(0, np.float32)).size == 0

@@ -197,11 +197,6 @@ def test_as_rllib_standardises_over_the_extra_rows_as_rllib_does() -> None:
     np.testing.assert_allclose(columns["value_targets"][real], targets[[0, 1, 3, 4]], rtol=1e-5)
 
 
-def test_modules_without_values_are_skipped() -> None:
-    columns = ppo_pipeline()(rl_module={"default_policy": object()}, episodes=[make_episode(2)])
-    assert "advantages" not in columns["default_policy"]
-
-
 def test_without_the_extra_step_the_missing_piece_is_named() -> None:
     pipeline = ppo_pipeline()
     pipeline.remove(AddOneTsToEpisodesAndTruncate)

@@ -63,13 +63,6 @@ def test_actions_that_the_module_gave_are_kept() -> None:
     assert set(call(GetActions(), [], batch, rl_module=CategoricalModule())) == {"actions"}
 
 
-def test_several_modules_get_their_own_actions() -> None:
-    batch = {"m": {"action_dist_inputs": torch.zeros(2, 2)}, "n": {"actions": torch.zeros(1)}}
-    modules = {"m": CategoricalModule(), "n": CategoricalModule()}
-    outputs = call(GetActions(), [], batch, rl_module=modules, shared_data={"generator": generator()})
-    assert outputs["m"]["actions"].shape == (2,)
-
-
 def test_a_module_without_actions_or_distribution_inputs_is_named() -> None:
     with pytest.raises(ValueError, match=r"module 'm': expected.*'action_dist_inputs', got \['vf_preds'\]"):
         call(GetActions(), [], {"m": {"vf_preds": torch.zeros(1)}}, rl_module={"m": CategoricalModule()})
@@ -179,33 +172,9 @@ def test_boxes_without_some_of_their_bounds_are_clipped_to_the_others(normalize:
     assert normalized(space, inside, **options).tolist() == inside.tolist()
 
 
-def test_nested_actions_are_normalised_part_by_part() -> None:
-    space = gym.spaces.Dict({"d": gym.spaces.Discrete(2), "x": gym.spaces.Box(0, 2, (1,))})
-    result = normalized(space, {"d": 1, "x": np.array([1.0], np.float32)})
-    assert result == {"d": 1, "x": [2.0]}
-
-
 def test_each_agent_has_its_own_action_space() -> None:
     space = gym.spaces.Dict({"a": gym.spaces.Box(0, 2, (1,)), "b": gym.spaces.Box(0, 4, (1,))})
     action = np.array([1.0], np.float32)
     batch = {"actions": {("E", "a", "m"): [action], ("E", "b", "m"): [action]}}
     outputs = call(NormalizeAndClipActions(input_action_space=space), [], batch)["actions_for_env"]
     assert [items[0].item() for items in outputs.values()] == [2.0, 4.0]
-
-
-def test_many_actions_at_once_give_the_same_as_one_by_one() -> None:
-    space = gym.spaces.Tuple(
-        [gym.spaces.Box(-3, 5, (2,)), gym.spaces.Box(-3, 5, (2,), np.int64), gym.spaces.Discrete(4)]
-    )
-    rng = np.random.default_rng(0)
-    actions = (
-        rng.normal(size=(6, 2)).astype(np.float32),
-        rng.integers(0, 9, (6, 2)),
-        rng.integers(0, 4, 6),
-    )
-    piece = NormalizeAndClipActions(input_action_space=space)
-    together = piece.apply_vectorized(actions)
-    for row in range(6):
-        alone = piece.apply_vectorized(tuple(leaf[row] for leaf in actions))
-        for left, right in zip(together, alone, strict=True):
-            np.testing.assert_array_equal(left[row], right)

@@ -7,17 +7,14 @@ from typing import Any
 
 import gymnasium as gym
 import numpy as np
-import pytest
 import torch
 from connector_fakes import StatefulModule, ValueModule, call
 
-from rlzmq.connectors.common import AddObservationsFromEpisodesToBatch, AgentToModuleMapping
+from rlzmq.connectors.common import AddObservationsFromEpisodesToBatch
 from rlzmq.connectors.connector_v2 import ConnectorV2
 from rlzmq.connectors.defaults import add_estimator, build_env_to_module, build_learner, build_module_to_env
 from rlzmq.connectors.env_to_module import (
-    FlattenObservations,
     MultiAgentObservationPreprocessor,
-    PrevActionsPrevRewards,
 )
 from rlzmq.connectors.learner import GeneralAdvantageEstimation
 from rlzmq.episodes.multi_agent_episode import MultiAgentEpisode
@@ -139,28 +136,6 @@ def test_learners_keep_the_data_of_agents_that_are_done() -> None:
     assert len(episode.agent_episodes["a"]) == 1
 
 
-def test_mapping_refuses_data_that_belongs_to_no_agent() -> None:
-    piece = AgentToModuleMapping(rl_module_specs={"m1"}, agent_to_module_mapping_fn=module_of)
-    with pytest.raises(ValueError, match=r"keys \(episode, agent, module\), got \('E',\)"):
-        call(piece, [], {"obs": {("E",): [1]}})
-    with pytest.raises(ValueError, match="got list"):
-        call(piece, [], {"obs": [1]})
-
-
-def test_spaces_are_mapped_to_modules() -> None:
-    specs = {
-        "m1": SimpleNamespace(observation_space=None),
-        "m3": SimpleNamespace(observation_space=OBS_SPACES["a"]),
-    }
-    piece = AgentToModuleMapping(
-        OBS_SPACES, ACTION_SPACES, rl_module_specs=specs, agent_to_module_mapping_fn=module_of
-    )
-    assert isinstance(piece.observation_space, gym.spaces.Dict)
-    assert set(piece.observation_space.spaces) == {"m1", "m2", "m3"}
-    assert isinstance(piece.action_space, gym.spaces.Dict)
-    assert set(piece.action_space.spaces) == {"m1", "m2", "m3"}  # all agents' are alike
-
-
 def test_only_the_stateful_modules_data_gets_sequences() -> None:
     episode = new_episode("E", a=1, c=3)
     for t in range(4):
@@ -188,25 +163,6 @@ class FakeMulti(dict[str, Any]):
         return any(module.is_stateful() for module in self.values())
 
 
-def test_flattening_and_previous_actions_use_each_agents_spaces() -> None:
-    spaces = gym.spaces.Dict({"a": gym.spaces.Discrete(3), "b": gym.spaces.Box(-1, 1, (2, 2))})
-    episode = MultiAgentEpisode(agent_to_module_mapping_fn=module_of)
-    episode.add_env_reset(observations={"a": 1, "b": np.ones((2, 2), np.float32)})
-    flatten = FlattenObservations(spaces, multi_agent=True, agent_ids=["a"])
-    call(flatten, [episode])
-    assert episode.agent_episodes["a"].get_observations(-1).tolist() == [0, 1, 0]
-    assert episode.agent_episodes["b"].get_observations(-1).shape == (2, 2)
-    assert isinstance(flatten.observation_space, gym.spaces.Dict)
-    assert flatten.observation_space["b"] == spaces["b"]
-    actions = gym.spaces.Dict({"a": gym.spaces.Discrete(2), "b": gym.spaces.Box(-1, 1, (1,))})
-    previous = PrevActionsPrevRewards(flatten.observation_space, actions, multi_agent=True)
-    call(previous, [episode])
-    augmented = episode.agent_episodes["a"].get_observations(-1)
-    assert augmented["prev_n_actions"].tolist() == [0, 0]
-    assert previous.observation_space is not None
-    assert previous.observation_space["a"].contains(augmented)  # type: ignore[index]
-
-
 def test_a_preprocessor_sees_all_agents_at_once() -> None:
     class Others(MultiAgentObservationPreprocessor):
         def preprocess(self, observations: dict[Any, Any], episode: Any) -> dict[Any, Any]:
@@ -217,15 +173,6 @@ def test_a_preprocessor_sees_all_agents_at_once() -> None:
     episode = new_episode("E", a=1, b=2)
     call(Others(OBS_SPACES), [episode])
     assert episode.agent_episodes["b"].get_observations(-1).tolist() == [3.0]
-
-
-def test_a_preprocessor_may_not_invent_agents() -> None:
-    class Inventive(MultiAgentObservationPreprocessor):
-        def preprocess(self, observations: dict[Any, Any], episode: Any) -> dict[Any, Any]:
-            return {"z": 1}
-
-    with pytest.raises(ValueError, match="no new observation of agent 'z'"):
-        call(Inventive(), [new_episode("E", a=1)])
 
 
 def test_the_order_of_agents_is_the_episodes_not_a_sets() -> None:

@@ -89,15 +89,6 @@ def test_chunks_become_zero_padded_sequences_that_never_share_a_row() -> None:
     assert "state_out" not in columns
 
 
-def test_the_first_state_of_a_later_chunk_comes_from_its_lookback() -> None:
-    whole = make_episode(7, extras={"state_out": states(7)})
-    later = whole.slice(slice(3, 7), len_lookback_buffer=1)
-    later.initial_state = None
-    columns = train_batch([whole[:3], later])
-    assert columns["obs"][:, :, 0].tolist() == [[0, 1, 2], [3, 4, 5], [6, 0, 0]]
-    assert columns["state_in"]["h"][:, 0].tolist() == [100, 2, 5]
-
-
 def test_a_state_stored_with_the_chunk_comes_first() -> None:
     episode = make_episode(2, t_started=5, extras={"state_out": states(2)})
     episode.initial_state = {"h": np.full(2, 7.0, np.float32)}
@@ -108,24 +99,6 @@ def test_an_unknown_first_state_is_an_error_that_says_what_to_set() -> None:
     episode = make_episode(2, t_started=5, extras={"state_out": states(2)})
     with pytest.raises(ValueError, match=r"starts at t=5.*episode_lookback_horizon=1"):
         train_batch([episode])
-
-
-def test_a_stateful_module_without_max_seq_len_is_an_error() -> None:
-    module = StatefulModule()
-    module.model_config = {}
-    with pytest.raises(ValueError, match="max_seq_len"):
-        learner_pipeline()(rl_module=module, episodes=[make_episode(2, extras={"state_out": states(2)})])
-
-
-def test_a_column_with_too_few_items_is_named() -> None:
-    episode = make_episode(3)
-    with pytest.raises(ValueError, match=r"column 'x'.*expected one item per step, 3.*got 1"):
-        call(
-            AddTimeDimToBatchAndZeroPad(as_learner_connector=True),
-            [episode],
-            {"x": {(episode.id_,): [1]}},
-            rl_module=StatefulModule(),
-        )
 
 
 def test_advantages_of_sequences_equal_those_without_time_axis() -> None:

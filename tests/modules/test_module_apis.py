@@ -73,26 +73,6 @@ def test_a_promise_that_is_not_kept_is_an_error_when_building(api: type[Any]) ->
         RLModuleSpec(broken, OBS, ACT).build(module_id="p0")
 
 
-def test_a_module_may_bring_its_own_loss() -> None:
-    class Curiosity(TorchRLModule, SelfSupervisedLossAPI):
-        def setup(self) -> None:
-            self.net = nn.Linear(3, 3)
-
-        def _forward_train(self, batch: dict[str, Any], **kwargs: Any) -> dict[str, Any]:
-            return {"prediction": self.net(batch["obs"])}
-
-        def compute_self_supervised_loss(self, *, batch: Any, fwd_out: Any, **kwargs: Any) -> Any:
-            return (fwd_out["prediction"] - batch["obs"]).square().mean()
-
-    module = RLModuleSpec(Curiosity, OBS, ACT, learner_only=True).build()
-    batch = {"obs": torch.randn(4, 3)}
-    loss = module.compute_self_supervised_loss(
-        learner=None, module_id="icm", config=None, batch=batch, fwd_out=module.forward_train(batch)
-    )
-    loss.backward()
-    assert module.net.weight.grad is not None
-
-
 def test_model_configs_do_not_import_torch() -> None:
     code = "import sys, rlzmq; rlzmq.DefaultModelConfig(); assert 'torch' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True)

@@ -50,9 +50,6 @@ def test_unknown_model_settings_are_errors_with_the_closest_name() -> None:
     "config",
     [
         {"fcnet_hiddens": 64},
-        {"head_fcnet_hiddens": [0]},
-        {"lstm_cell_size": 0},
-        {"max_seq_len": True},
         {"use_lstm": "false"},
         {"vf_share_layers": "no"},
     ],
@@ -71,15 +68,6 @@ def test_a_model_config_survives_its_plain_form() -> None:
     assert back.to_dict() == plain
     with pytest.raises(ConfigurationError, match=r"'lstm_bias_initializer'.*use the name of a function"):
         DefaultModelConfig(lstm_bias_initializer=lambda tensor: None).to_dict()
-
-
-def test_dicts_and_default_model_configs_build_the_same() -> None:
-    by_dict, by_class = spec(), spec(model_config=DefaultModelConfig(fcnet_hiddens=[8]))
-    np.testing.assert_equal(by_dict.build(seed=1).get_state(), by_class.build(seed=1).get_state())
-    assert by_dict.build().model_config is SMALL
-    assert by_class.build().model_config["fcnet_hiddens"] == [8]
-    with pytest.raises(ConfigurationError, match="expected a dict or a DefaultModelConfig, got int"):
-        spec(model_config=3).build()
 
 
 # -- RLModuleSpec ---------------------------------------------------------------------------------------
@@ -130,11 +118,6 @@ def test_an_error_in_setup_is_the_users_own_with_the_module_named() -> None:
     assert caught.value.__notes__ == ["while building module 'p7' (Broken)"]
 
 
-def test_the_module_class_must_be_one() -> None:
-    with pytest.raises(ConfigurationError, match="expected a subclass of RLModule, got <class 'int'>"):
-        RLModuleSpec(module_class=int)  # type: ignore[arg-type]
-
-
 def test_there_are_no_catalogs() -> None:
     assert spec(catalog_class=None).copy() == spec()
     with pytest.raises(ConfigurationError, match=r"no catalogs here.*model_config.*module_class"):
@@ -181,23 +164,12 @@ def test_a_named_class_must_exist_and_be_a_module() -> None:
     for name, text in [
         (local["module_class"], "defined inside a function"),
         ("json:JSONDecoder", "not a subclass of RLModule"),
-        ("json:dumps", "not a subclass of RLModule"),
         ("json:codecs.Codec", "not trusted"),
         ("json:Nothing", "cannot be found"),
-        ("no_such_package_at_all:X", "cannot be found"),
-        ("nonsense", "expected code as"),
     ]:
         with pytest.raises(ConfigurationError, match=text):
-            RLModuleSpec.from_dict(
-                {**local, "module_class": name}, trust=[__name__, "json", "no_such_package_at_all"]
-            )
+            RLModuleSpec.from_dict({**local, "module_class": name}, trust=[__name__, "json"])
     assert RLModuleSpec.from_dict(local, module_class=Local).module_class is Local
-
-
-def test_from_module_and_as_multi() -> None:
-    module = spec(module_class=Custom, model_config={"k": 1}).build()
-    assert RLModuleSpec.from_module(module) == spec(module_class=Custom, model_config={"k": 1})
-    assert spec().as_multi_rl_module_spec()["default_policy"] == spec()
 
 
 # -- MultiRLModuleSpec --------------------------------------------------------------------------------
@@ -230,23 +202,9 @@ def test_multi_spec_editing() -> None:
     assert "b" not in specs
     with pytest.raises(KeyError, match="no spec for module 'aa'"):
         specs["aa"]
-    with pytest.raises(TypeError, match=r"rl_module_specs\['x'\]: expected an RLModuleSpec, got int"):
-        specs.add_modules({"x": 3})  # type: ignore[dict-item]
-    with pytest.raises(TypeError, match="expected a dict"):
-        MultiRLModuleSpec([spec()])  # type: ignore[arg-type]
-    with pytest.raises(ConfigurationError, match="expected a subclass of MultiRLModule"):
-        MultiRLModuleSpec(multi_rl_module_class=TorchRLModule)  # type: ignore[arg-type]
     specs.update(RLModuleSpec(module_class=Custom))
     assert specs["a"].module_class is Custom
     specs.update(MultiRLModuleSpec({"a": RLModuleSpec(learner_only=True), "c": spec()}))
     assert specs["a"].learner_only
     assert "c" in specs
     assert specs.as_multi_rl_module_spec() is specs
-
-
-def test_one_module_can_be_built_alone() -> None:
-    specs = MultiRLModuleSpec({"a": spec()}, inference_only=True)
-    module = specs.build("a", seed=3)
-    assert module.inference_only
-    assert module.module_id == "a"
-    assert not specs["a"].inference_only

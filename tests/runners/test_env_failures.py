@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import threading
 from typing import Any
 
 import gymnasium as gym
@@ -92,12 +91,6 @@ def test_switched_off_the_error_names_env_seed_and_cause(make_runner: Any) -> No
     assert [e.t_started for e in runner.sample_lease(3)] == [0, 0]
 
 
-def test_too_many_failures_in_a_row_stop_the_run(make_runner: Any) -> None:
-    runner = make_runner({"fails_at": 1, "failing": [0]}, num_consecutive_env_runner_failures_tolerance=3)
-    with pytest.raises(EnvError, match="failure 4 in a row"):
-        runner.sample_lease(50)
-
-
 def test_failures_between_finished_episodes_are_not_in_a_row(make_runner: Any) -> None:
     # env 0 finishes an episode every 20 steps, env 1 fails every 15
     runner = make_runner(
@@ -174,37 +167,6 @@ def test_random_state_and_actions_lead_there_again_over_episodes_and_fragments(m
                     done = env.step(action)[3]
         assert str(again.value) == str(info.value.__cause__)
     assert num_lengths == {True, False}
-
-
-class Unpicklable(Exception):
-    def __init__(self) -> None:
-        super().__init__("cannot travel")
-        self.lock = threading.Lock()
-
-    def __str__(self) -> str:
-        raise RuntimeError("not even a text")
-
-
-class FailsAtReset(FailsAt):
-    error = Unpicklable
-
-    def reset(self, **kwargs: Any) -> Any:
-        raise self.error
-
-    def close(self) -> None:
-        raise OSError("close() breaks, too")
-
-
-def test_an_env_that_fails_in_reset_and_close_with_an_odd_exception(make_runner: Any, caplog: Any) -> None:
-    runner = make_runner({"fails_at": 0, "failing": []}, env=FailsAtReset)
-    with pytest.raises(
-        EnvError,
-        match=r"raised Unpicklable in reset.*original error cannot be rendered.*reset\(seed=\d+",
-    ):
-        runner.sample_lease(3)
-    runner.stop()
-    assert "raised in close()" in caplog.text
-    runner.stop()
 
 
 class NativeFailing(gym.vector.VectorEnv[Any, Any, Any]):

@@ -88,19 +88,15 @@ def runner_of(change: Change, *, fused: bool, num_envs: int = 1, **env_config: A
 
 
 REFUSED: dict[str, tuple[Change, list[str]]] = {
-    "reward None": (put(REWARDS, "a", None), ["agent 'a'", "no reward"]),
     "reward missing": (drop(REWARDS, "b"), ["agent 'b'", "no reward"]),
     "reward of two numbers": (put(REWARDS, "b", np.zeros(2)), ["agent 'b'", "one number", "array([0., 0.])"]),
     "reward a text": (put(REWARDS, "a", "1.5"), ["agent 'a'", "one number", "str '1.5'"]),
-    "reward of a done agent": (put(REWARDS, "gone", 1.0), ["agent 'gone'", "done already", "reward 1.0"]),
     "observation of a done agent": (
         put(OBS, "gone", np.zeros(3, np.float32)),
         ["agent 'gone'", "done already", "observation"],
     ),
-    "info of a done agent": (put(INFOS, "gone", {"x": 1}), ["agent 'gone'", "done already", "info"]),
     "info a text": (put(INFOS, "a", "fine"), ["agent 'a'", "info", "dict", "'fine'"]),
     "terminated a text": (put(TERMINATEDS, "a", "no"), ["agent 'a'", "terminateds", "True or False", "'no'"]),
-    "truncated a number": (put(TRUNCATEDS, "a", 0.5), ["agent 'a'", "truncateds", "True or False", "0.5"]),
     "all terminated a text": (put(TERMINATEDS, "__all__", "no"), ["'__all__'", "terminateds", "'no'"]),
     "truncated without an observation": (
         lambda row: (row[OBS].pop("a"), row[TRUNCATEDS].update(a=True)),
@@ -110,8 +106,6 @@ REFUSED: dict[str, tuple[Change, list[str]]] = {
         put(OBS, "a", np.zeros(4, np.float32)),
         ["agent 'a'", "shape (4,)", "expected (3,)"],
     ),
-    "observation a text": (put(OBS, "a", "left"), ["agent 'a'", "str 'left'"]),
-    "observation of texts": (put(OBS, "a", np.array(["x", "y", "z"])), ["agent 'a'", "<U1"]),
     "observation a dict": (put(OBS, "b", {"x": np.zeros(3)}), ["agent 'b'", "dict"]),
     "first observation of another shape": (
         put(OBS, "late", np.zeros(1, np.float32)),
@@ -124,14 +118,11 @@ REFUSED: dict[str, tuple[Change, list[str]]] = {
 ALLOWED: dict[str, Change] = {
     "reward an array of one": put(REWARDS, "a", np.array([2.5])),
     "reward of an agent to come": put(REWARDS, "late", 2.0),
-    "flags missing": lambda row: row[TERMINATEDS].clear(),
     "flags by number": lambda row: row[TERMINATEDS].update(a=0, b=1),
     "flags of unknown and done agents": lambda row: row[TERMINATEDS].update(gone=True, nobody=False),
     "all done by number": put(TERMINATEDS, "__all__", np.int64(1)),
-    "infos None": replace(INFOS, None),
     "info of all": put(INFOS, "__common__", {"x": 1}),
     "observation of float64": put(OBS, "a", np.full(3, 0.25)),
-    "observation a list": put(OBS, "a", [1.0, 2.0, 3.0]),
     "observation None": put(OBS, "a", None),
     "an agent without a space": put(OBS, "nobody", np.zeros(3, np.float32)),
 }
@@ -172,24 +163,11 @@ def test_what_is_odd_but_sound_is_taken_alike(name: str) -> None:
         runner.stop()
 
 
-@pytest.mark.parametrize(
-    ("change", "text"),
-    [
-        (
-            put(0, "b", np.zeros(2, np.float32)),
-            "agent 'b', column 'obs': the observation has shape (2,), expected (3,)",
-        ),
-        (replace(0, None), "observations"),
-        (put(1, "a", 3), "agent 'a'"),
-    ],
-)
-def test_a_reset_is_looked_at_too(change: Change, text: str) -> None:
-    errors = []
-    for fused in (True, False):
-        runner = runner_of(change, fused=fused, at_reset=True)
-        with pytest.raises(MultiAgentEnvError) as caught:
-            runner.sample(num_timesteps=3)
-        errors.append(str(caught.value))
-        runner.stop()
-    assert errors[0] == errors[1]
-    assert text in errors[0]
+@pytest.mark.parametrize("fused", [True, False])
+def test_a_reset_is_looked_at_too(fused: bool) -> None:
+    runner = runner_of(put(0, "b", np.zeros(2, np.float32)), fused=fused, at_reset=True)
+    with pytest.raises(
+        MultiAgentEnvError, match=r"agent 'b', column 'obs': .* shape \(2,\), expected \(3,\)"
+    ):
+        runner.sample(num_timesteps=3)
+    runner.stop()

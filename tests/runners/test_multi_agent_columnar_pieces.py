@@ -175,13 +175,7 @@ PROGRAM: list[dict[str, Any]] = [
 ]
 
 
-@pytest.mark.parametrize("lstm", [False, True])
-@pytest.mark.parametrize("pieces", PIECES)
-def test_every_piece_gives_the_same_on_columns_and_on_episodes(pieces: str, lstm: bool) -> None:
-    check(make_config(pieces, lstm=lstm, num_envs=3), PROGRAM)
-
-
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(
     pieces=st.sampled_from(sorted(PIECES)),
     space=st.sampled_from(sorted(OBSERVATION_SPACES)),
@@ -218,9 +212,15 @@ def learner_for(config: Any, runner: MultiAgentEnvRunner) -> PPOLearner:
     return learner
 
 
-@pytest.mark.parametrize("lstm", [False, True])
-@pytest.mark.parametrize("mapping", MAPPINGS)
-@pytest.mark.parametrize("pieces", ["filter", "previous, flatten, filter, stack", "stack"])
+@pytest.mark.parametrize(
+    ("pieces", "mapping", "lstm"),
+    [
+        ("filter", "changing", True),
+        ("previous, flatten, filter, stack", "fixed", False),
+        ("previous, flatten, filter, stack", "shared", True),
+        ("stack", "changing", False),
+    ],
+)
 def test_the_learners_twin_gives_the_same_on_columns_and_on_episodes(
     pieces: str, mapping: str, lstm: bool
 ) -> None:

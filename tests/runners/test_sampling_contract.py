@@ -56,13 +56,6 @@ def test_autoreset_steps_do_not_count_and_nothing_is_missing(runner_of: Any) -> 
     assert joined[1].rewards.lookback == 1
 
 
-def test_rllibs_counts_of_the_first_and_the_next_call(runner_of: Any) -> None:
-    runner = runner_of(lengths_config(50, 50))
-    assert runner.sample(num_timesteps=25).num_env_steps == 26
-    assert runner.sample(num_timesteps=25).num_env_steps == 26
-    assert len(runner.sample(num_timesteps=1)) == 2
-
-
 def test_order_is_finished_episodes_by_end_then_chunks_by_env(runner_of: Any) -> None:
     runner = runner_of(lengths_config(5, 2, 100, 2))
     batch = runner.sample_lease(6)

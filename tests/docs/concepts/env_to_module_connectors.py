@@ -40,28 +40,6 @@ assert {"obs", "state_in"} <= batch.keys()
 assert batch["state_in"]["h"].shape[0] == 1
 
 
-class IntObservationToOneHotTensor(SingleAgentObservationPreprocessor):
-    def recompute_output_observation_space(self, in_obs_space, in_act_space):
-        return gym.spaces.Box(0.0, 1.0, (in_obs_space.n,), np.float32)
-
-    def preprocess(self, observation, episode):
-        new_obs = np.zeros(shape=self.observation_space.shape, dtype=np.float32)
-        new_obs[observation] = 1.0
-        return new_obs
-
-
-config = (
-    PPOConfig()
-    .environment("FrozenLake-v1", env_config={"desc": ["SF", "FG"]})
-    .env_runners(
-        num_env_runners=0, env_to_module_connector=lambda env, spaces, device: IntObservationToOneHotTensor()
-    )
-)
-algo = config.build()
-algo.train()
-algo.stop()
-
-
 class AddPastThreeRewards(SingleAgentObservationPreprocessor):
     def recompute_output_observation_space(self, in_obs_space, in_act_space):
         assert isinstance(in_obs_space, gym.spaces.Box)

@@ -7,7 +7,6 @@ from rlzmq import MeanStdFilter, PPOConfig, RLlibCallback
 config = PPOConfig().environment("CartPole-v1").env_runners(num_env_runners=0)
 config.evaluation(evaluation_interval=1)
 config.evaluation(evaluation_duration=2, evaluation_duration_unit="episodes")
-config.evaluation(evaluation_config=PPOConfig.overrides(explore=False))
 config.evaluation(evaluation_config={"env_config": {"max_episode_steps": 30}, "explore": False})
 
 

@@ -162,45 +162,24 @@ for num_env_runners, num_learners in ((0, 0), (1, 1)):
     assert isinstance(algo.get_module("always_same"), AlwaysSameHeuristicRLM)
     algo.stop()
 
-config = (
-    PPOConfig()
-    .environment(TurnBased)
-    .env_runners(num_env_runners=0)
-    .multi_agent(
-        policies={"top_level", "low_level"},
-        policy_mapping_fn=(lambda aid, eps, **kw: "low_level" if aid.startswith("robot") else "top_level"),
-        policies_to_train=["top_level"],
-    )
-)
-algo = config.build()
-result = algo.train()
-assert "top_level" in result["learners"]
-assert "low_level" not in result["learners"]
-algo.stop()
+
+def hierarchical_mapping_fn(agent_id, episode, **kwargs):
+    return "decision_maker" if agent_id == "decision_maker" else random.choice(["car1", "car2"])
+
 
 config = (
     PPOConfig()
     .environment(TurnBased)
     .env_runners(num_env_runners=0)
     .multi_agent(
-        policy_mapping_fn=lambda agent_id, episode, **kwargs: (
-            "decision_maker" if agent_id == "decision_maker" else random.choice(["car1", "car2"])
-        ),
-        algorithm_config_overrides_per_module={
-            "car1": PPOConfig.overrides(gamma=0.85),
-            "car2": PPOConfig.overrides(lr=0.00001),
-        },
-    )
-    .rl_module(
-        rl_module_spec=MultiRLModuleSpec(
-            rl_module_specs={
-                "car1": RLModuleSpec(),
-                "car2": RLModuleSpec(),
-                "decision_maker": RLModuleSpec(),
-            }
-        )
+        policies={"car1", "car2", "decision_maker"},
+        policy_mapping_fn=hierarchical_mapping_fn,
+        policies_to_train=["car1", "decision_maker"],
+        algorithm_config_overrides_per_module={"car1": PPOConfig.overrides(gamma=0.85)},
     )
 )
 algo = config.build()
-assert {"car1", "car2", "decision_maker"} <= algo.train()["learners"].keys()
+learned = algo.train()["learners"]
+assert {"car1", "decision_maker"} <= learned.keys()
+assert "car2" not in learned
 algo.stop()

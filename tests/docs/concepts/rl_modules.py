@@ -10,7 +10,6 @@ from rlzmq import (
     Columns,
     DefaultModelConfig,
     DefaultPPOTorchRLModule,
-    FlattenObservations,
     MultiRLModule,
     MultiRLModuleSpec,
     PPOConfig,
@@ -23,27 +22,6 @@ from rlzmq import (
 from rlzmq.envs.examples import MultiAgentCartPole
 
 AlgorithmConfig().api_stack(enable_rl_module_and_learner=True, enable_env_runner_and_connector_v2=True)
-
-config = (
-    PPOConfig()
-    .environment("FrozenLake-v1")
-    .env_runners(num_env_runners=0, env_to_module_connector=lambda env: FlattenObservations())
-)
-test = config.build()
-test.train()
-test.stop()
-
-config = (
-    PPOConfig()
-    .environment("CartPole-v1")
-    .rl_module(model_config=DefaultModelConfig(fcnet_hiddens=[32, 32], fcnet_activation="relu"))
-)
-config.env_runners(num_env_runners=0)
-config.learners(num_learners=0)
-config.training(train_batch_size_per_learner=32, minibatch_size=32, num_epochs=1)
-test = config.build()
-test.train()
-test.stop()
 
 env = gym.make("CartPole-v1")
 rl_module = DefaultPPOTorchRLModule(
@@ -58,24 +36,8 @@ spec = RLModuleSpec(
     model_config={"fcnet_hiddens": [64]},
 )
 rl_module = spec.build()
-spec = MultiRLModuleSpec(
-    rl_module_specs={
-        "module_1": RLModuleSpec(
-            module_class=DefaultPPOTorchRLModule,
-            observation_space=gym.spaces.Box(low=-1, high=1, shape=(10,)),
-            action_space=gym.spaces.Discrete(2),
-            model_config={"fcnet_hiddens": [32]},
-        ),
-        "module_2": RLModuleSpec(
-            module_class=DefaultPPOTorchRLModule,
-            observation_space=gym.spaces.Box(low=-1, high=1, shape=(5,)),
-            action_space=gym.spaces.Discrete(2),
-            model_config={"fcnet_hiddens": [16]},
-        ),
-    },
-)
-multi_rl_module = spec.build()
-assert set(multi_rl_module.keys()) == {"module_1", "module_2"}
+spec = MultiRLModuleSpec(rl_module_specs={"module_1": spec, "module_2": spec})
+assert set(spec.build().keys()) == {"module_1", "module_2"}
 
 
 class MyTorchPolicy(TorchRLModule, ValueFunctionAPI):
@@ -119,20 +81,7 @@ assert isinstance(ppo.get_module(), MyTorchPolicy)
 ppo.train()
 ppo.stop()
 
-shared = (
-    PPOConfig()
-    .environment(MultiAgentCartPole, env_config={"num_agents": 2})
-    .env_runners(num_env_runners=0)
-    .multi_agent(policies={"p0"}, policy_mapping_fn=lambda agent_id, episode, **kw: "p0")
-    .rl_module(
-        rl_module_spec=MultiRLModuleSpec(
-            rl_module_specs={
-                "p0": RLModuleSpec(module_class=MyTorchPolicy, model_config={"fcnet_hiddens": [8]})
-            }
-        )
-    )
-)
-separate = (
+config = (
     PPOConfig()
     .environment(MultiAgentCartPole, env_config={"num_agents": 2})
     .env_runners(num_env_runners=0)
@@ -146,11 +95,10 @@ separate = (
         )
     )
 )
-for config in (shared, separate):
-    ppo = config.build()
-    assert isinstance(ppo.get_module("p0"), MyTorchPolicy)
-    ppo.train()
-    ppo.stop()
+ppo = config.build()
+assert isinstance(ppo.get_module("p0"), MyTorchPolicy)
+ppo.train()
+ppo.stop()
 
 assert ValueFunctionAPI in PPOConfig().get_default_learner_class().rl_module_required_apis()
 
