@@ -35,18 +35,6 @@ def test_the_interval_has_the_quantiles_of_all_resamples() -> None:
     assert bootstrap_interval(scores, mean, confidence=0.95) == (0.0, 9.0), "1 of 27 is all 0, 1 all 9"
 
 
-def test_the_interval_of_the_mean_of_many_is_the_normal_one() -> None:
-    scores = np.random.default_rng(1).normal(10.0, 2.0, 400)
-    half = 1.96 * scores.std() / math.sqrt(400)
-    low, high = bootstrap_interval(scores)
-    assert low == pytest.approx(scores.mean() - half, abs=0.03)
-    assert high == pytest.approx(scores.mean() + half, abs=0.03)
-    outliers = np.concatenate([scores, [1e6] * 3])
-    low, high = bootstrap_interval(outliers, interquartile_mean)
-    assert 9.5 < low < interquartile_mean(outliers) < high < 10.5
-    assert bootstrap_interval(scores) == bootstrap_interval(scores)
-
-
 def test_curves_are_resampled_as_a_whole_and_one_score_has_no_interval() -> None:
     runs = np.array([[0.0, 10.0], [1.0, 20.0], [2.0, 30.0]])
     low, high = bootstrap_interval(runs)

@@ -10,7 +10,6 @@ import pytest
 from rlzmq.episodes.bad_values import LARGEST, find_bad_values
 from rlzmq.episodes.columns import Columns
 from rlzmq.episodes.episode_batch import EpisodeBatch
-from rlzmq.episodes.multi_agent_episode import MultiAgentEpisode
 from rlzmq.episodes.single_agent_episode import SingleAgentEpisode
 
 
@@ -96,32 +95,3 @@ def test_the_first_value_of_each_chunk_is_described() -> None:
     ]
     assert [value.is_of_env for value in found.values] == [True, False]
     assert found.num == 2
-
-
-def multi_agent_batch() -> EpisodeBatch:
-    """Agent "a" acts in each of 6 env steps, "b" in every other one."""
-    episode = MultiAgentEpisode(agent_to_module_mapping_fn=lambda agent_id, _: f"of_{agent_id}")
-    episode.add_env_reset(observations={"a": np.float32(0), "b": np.float32(0)})
-    for t in range(6):
-        agents = ["a", "b"] if t % 2 else ["a"]
-        acting = ["a"] if t % 2 else ["a", "b"]
-        episode.add_env_step(
-            dict.fromkeys(agents, np.float32(t + 1)), dict.fromkeys(acting, 1), dict.fromkeys(agents, 1.0)
-        )
-    return EpisodeBatch.from_episodes([episode, episode.cut()])
-
-
-def test_an_episode_with_an_agents_unusable_step_is_left_out_for_all() -> None:
-    batch = multi_agent_batch()
-    assert find_bad_values(batch) is None
-    (of_b,) = [group for group in batch.agent_batches if group.agent_ids == ["b"] * len(group)]
-    of_b.columns["rewards"] = of_b.columns["rewards"].copy()
-    of_b.columns["rewards"][1] = np.nan  # of the step from env step 2 to 4
-    found = find_bad_values(batch)
-    assert found is not None
-    assert list(map(str, found.values)) == [
-        "column 'rewards' holds nan at step 4 of an episode (env -1, agent 'b')"
-    ]
-    assert found.num == 1
-    assert len(batch) == 2
-    assert [episode.env_t for episode in rest_of(batch)] == [6]

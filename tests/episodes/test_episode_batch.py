@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import gc
 import itertools
-import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -117,27 +115,6 @@ def test_every_kind_of_change_of_an_item_is_noticed(change: Callable[[SingleAgen
     assert batch.updated() is batch
     change(batch[1])
     assert batch.updated() is not batch
-
-
-def test_an_item_keeps_the_columns_but_not_the_batch_alive() -> None:
-    class Rewards(np.ndarray):
-        """An array that weak references can watch."""
-
-    batch = runner_batch()
-    rewards = batch.columns[Columns.REWARDS].view(Rewards)
-    batch.columns[Columns.REWARDS], watched = rewards, weakref.ref(rewards)
-    del rewards
-    item = list(batch)[1]
-    gc.disable()
-    try:
-        del batch
-        assert item.get_actions().tolist() == [1000 + step for step in range(5, 10)]
-        assert (item.get_return(), item.initial_state["h"].shape) == (35 / 8, (4,))
-        assert watched() is not None
-        del item
-        assert watched() is None, "a cycle keeps columns alive until a collection"
-    finally:
-        gc.enable()
 
 
 def test_returns_and_step_slots_agree_with_the_episodes() -> None:

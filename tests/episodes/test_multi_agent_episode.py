@@ -264,22 +264,6 @@ def test_custom_data_are_copied_by_cut_and_merged_by_concat() -> None:
     assert episode.custom_data == {"seen": [1, 2]}
 
 
-def test_the_mapping_function_is_asked_once_per_agent_also_by_chunks() -> None:
-    calls: list[Any] = []
-
-    def fn(agent_id: Any, episode: Any) -> str:
-        calls.append(agent_id)
-        return f"m{len(calls)}"
-
-    episode = MultiAgentEpisode(agent_to_module_mapping_fn=fn, agent_module_ids={"b": "given"})
-    episode.add_env_reset(observations={"a": 0, "b": 100})
-    chunk = episode.cut().cut()
-    chunk.add_env_step({"a": 1, "c": 2}, {"a": 10}, {"a": 1})
-    assert [chunk.module_for(agent) for agent in "abc"] == ["m1", "given", "m2"]
-    assert calls == ["a", "c"]
-    assert chunk.agent_episodes["c"].module_id == "m2"
-
-
 # -- getters and setters ---------------------------------------------------------------------------------
 
 

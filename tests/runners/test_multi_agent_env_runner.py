@@ -10,13 +10,11 @@ import numpy as np
 import pytest
 
 from rlzmq.algorithms.ppo import PPOConfig
-from rlzmq.connectors.connector_v2 import ConnectorV2
 from rlzmq.core.errors import ConfigurationError, EnvError
 from rlzmq.envs.examples import MultiAgentCartPole
 from rlzmq.episodes.episode_batch import concat_joined
 from rlzmq.modules.multi_rl_module_spec import MultiRLModuleSpec
 from rlzmq.modules.spec import RLModuleSpec
-from rlzmq.runners.episode_sampler import AgentsEpisodeSampler
 from rlzmq.runners.vector_env_runners import MultiAgentEnvRunner
 from tests.runners.multi_agent_envs import AGENTS, RestlessAgentsEnv, SteadyModule, TracingModule
 from tests.runners.sampling_cases import assert_alike, assert_same
@@ -189,24 +187,6 @@ def test_metrics_tell_agents_and_modules_apart() -> None:
     assert set(metrics["module_episode_return_mean"]) == {"p0", "p1"}
     total = sum(metrics["agent_episode_return_mean"].values())
     assert metrics["episode_return_mean"] == pytest.approx(total)
-
-
-class Doubled(ConnectorV2):
-    """A per-episode piece: forces real episodes."""
-
-    def __call__(self, *, batch: Any, episodes: Any, **kwargs: Any) -> Any:
-        for sae in self.single_agent_episode_iterator(episodes):
-            sae.set_observations(new_data=sae.get_observations(-1) * 2, at_indices=-1)
-        return batch
-
-
-def test_a_per_episode_piece_is_run_and_its_observations_are_stored() -> None:
-    config = restless_config(2).env_runners(env_to_module_connector=lambda env, spaces, device: Doubled())
-    runner, plain = make_runner(config, fused=True), make_runner(restless_config(2), fused=True)
-    doubled, single = runner.sample(num_timesteps=1), plain.sample(num_timesteps=1)
-    assert isinstance(runner._sampler, AgentsEpisodeSampler)
-    one, two = doubled[0].agent_episodes["a"], single[0].agent_episodes["a"]
-    np.testing.assert_allclose(one.get_observations(0), 2 * two.get_observations(0))
 
 
 def test_callbacks_come_in_order_with_real_episodes() -> None:

@@ -15,17 +15,8 @@ assert (ppo.config.lr, another_ppo.config.lr) == (0.0004, 0.00123)
 ppo.stop()
 another_ppo.stop()
 
-config.environment("Humanoid-v5")
-config.training(lr=0.0001)
-config.training(train_batch_size_per_learner=256)
-config.learners(num_learners=2)
+config.learners(num_learners=2).training(train_batch_size_per_learner=256)
 assert config.total_train_batch_size == 512
-config.training(gamma=0.995)
-config.env_runners(num_env_runners=4)
-config.env_runners(num_envs_per_env_runner=10)
-config.learners(num_learners=2)
-config.env_runners(explore=False)
-config.env_runners(rollout_fragment_length=50)
 
 # facts of a config that other code asks for
 assert config.framework_str == "torch"
