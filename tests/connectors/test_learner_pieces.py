@@ -135,19 +135,6 @@ def test_every_chunk_gets_one_masked_step(numpy: bool, terminated: bool) -> None
     assert len(episode.get_infos()) == 4
 
 
-def test_two_chunks_of_one_episode_keep_their_ids_and_their_rows_apart() -> None:
-    whole = make_episode(5, terminated=True)
-    chunks = [whole[:2], whole[2:]]
-    batch = ppo_pipeline()(rl_module={"default_policy": ValueModule()}, episodes=chunks)
-    assert [chunk.id_ for chunk in chunks] == [whole.id_] * 2
-    assert [len(chunk) for chunk in chunks] == [2, 3]
-    columns = batch["default_policy"]
-    assert columns["obs"][:, 0].tolist() == [0, 1, 2, 2, 3, 4, 5]
-    assert columns["loss_mask"].tolist() == [True, True, False, True, True, True, False]
-    assert columns["terminateds"].tolist() == [False] * 5 + [True, False]
-    assert columns["truncateds"].tolist() == [False, True] + [False] * 5
-
-
 # -- GeneralAdvantageEstimation ----------------------------------------------------------------------
 
 
@@ -195,13 +182,6 @@ def test_as_rllib_standardises_over_the_extra_rows_as_rllib_does() -> None:
     np.testing.assert_allclose(columns["advantages"], expected, rtol=1e-4, atol=1e-5)
     real = columns["loss_mask"]
     np.testing.assert_allclose(columns["value_targets"][real], targets[[0, 1, 3, 4]], rtol=1e-5)
-
-
-def test_without_the_extra_step_the_missing_piece_is_named() -> None:
-    pipeline = ppo_pipeline()
-    pipeline.remove(AddOneTsToEpisodesAndTruncate)
-    with pytest.raises(ValueError, match="AddOneTsToEpisodesAndTruncate first"):
-        pipeline(rl_module={"default_policy": ValueModule()}, episodes=[make_episode(2)])
 
 
 def test_zero_length_chunks_are_tolerated_everywhere() -> None:

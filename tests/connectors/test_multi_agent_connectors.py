@@ -8,7 +8,7 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 import torch
-from connector_fakes import StatefulModule, ValueModule, call
+from connector_fakes import ValueModule, call
 
 from rlzmq.connectors.common import AddObservationsFromEpisodesToBatch
 from rlzmq.connectors.connector_v2 import ConnectorV2
@@ -134,33 +134,6 @@ def test_learners_keep_the_data_of_agents_that_are_done() -> None:
         assert columns["terminateds"].tolist() == [True, False] * 2
         assert columns["advantages"].shape == (4,)
     assert len(episode.agent_episodes["a"]) == 1
-
-
-def test_only_the_stateful_modules_data_gets_sequences() -> None:
-    episode = new_episode("E", a=1, c=3)
-    for t in range(4):
-        state = {"state_out": {"h": np.full(2, t, np.float32)}}
-        episode.add_env_step(
-            {"a": observation(t), "c": observation(t)},
-            {"a": 0, "c": 1},
-            {"a": 1.0, "c": 2.0},
-            extra_model_outputs={"a": state, "c": {"x": t}},
-        )
-    batch = build_learner(config())(
-        rl_module=FakeMulti(m1=StatefulModule(), m2=ValueModule()), episodes=[episode.to_numpy()]
-    )
-    assert batch["m1"]["obs"].shape == (2, 3, 2)
-    assert batch["m1"]["state_in"]["h"][:, 0].tolist() == [100, 2]
-    assert batch["m2"]["obs"].shape == (4, 2)
-    assert "state_in" not in batch["m2"]
-    assert batch["m2"]["x"].tolist() == [0, 1, 2, 3]
-
-
-class FakeMulti(dict[str, Any]):
-    """Like a MultiRLModule: a mapping that knows whether any of its modules is stateful."""
-
-    def is_stateful(self) -> bool:
-        return any(module.is_stateful() for module in self.values())
 
 
 def test_a_preprocessor_sees_all_agents_at_once() -> None:

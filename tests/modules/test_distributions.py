@@ -19,7 +19,6 @@ from rlzmq.modules.distributions import (
     TorchCategorical,
     TorchDiagGaussian,
     TorchMultiCategorical,
-    TorchMultiDistribution,
     TorchSquashedGaussian,
     action_dist_cls_for,
     check_dist_inputs,
@@ -260,18 +259,6 @@ def test_reparameterised_draws_carry_gradients_and_plain_ones_do_not() -> None:
         assert not cls.from_logits(x).sample().requires_grad
     with pytest.raises(NotImplementedError, match="use sample"):
         TorchCategorical.from_logits(x).rsample()
-
-
-def test_nested_distributions_can_be_made_from_explicit_structs() -> None:
-    struct = {"b": TorchCategorical, "a": TorchDiagGaussian}
-    dist = TorchMultiDistribution.from_logits(inputs(5, 5), struct, {"a": 2, "b": 3})
-    value = dist.sample(generator=generator())
-    assert set(value) == {"a", "b"}
-    expected = TorchDiagGaussian.from_logits(inputs(5, 5)[:, :2]).logp(value["a"])
-    expected = expected + TorchCategorical.from_logits(inputs(5, 5)[:, 2:]).logp(value["b"])
-    torch.testing.assert_close(dist.logp(value), expected)
-    parts = {"b": TorchCategorical(inputs(5, 3)), "a": TorchDiagGaussian.from_logits(inputs(5, 2))}
-    assert set(TorchMultiDistribution(child_distribution_struct=parts).sample()) == {"a", "b"}
 
 
 def test_unsupported_action_spaces_are_named_with_a_way_out() -> None:

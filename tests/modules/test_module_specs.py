@@ -118,12 +118,6 @@ def test_an_error_in_setup_is_the_users_own_with_the_module_named() -> None:
     assert caught.value.__notes__ == ["while building module 'p7' (Broken)"]
 
 
-def test_there_are_no_catalogs() -> None:
-    assert spec(catalog_class=None).copy() == spec()
-    with pytest.raises(ConfigurationError, match=r"no catalogs here.*model_config.*module_class"):
-        spec(catalog_class=dict)
-
-
 def test_update_fills_or_overrides_and_merges_model_configs() -> None:
     base = RLModuleSpec(module_class=Custom, model_config={"a": 1, "b": 1})
     base.update(RLModuleSpec(observation_space=OBS, learner_only=True, model_config={"b": 2}))

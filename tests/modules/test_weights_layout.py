@@ -186,11 +186,3 @@ def test_the_digest_tells_architectures_apart() -> None:
     assert WeightsLayout.of(one).digest != WeightsLayout.of(other.build()).digest
     assert WeightsLayout.of(one).digest != WeightsLayout.of(one, inference_only=False).digest
     assert any("z/vf." in name for name in WeightsLayout.of(one, inference_only=False).names)
-
-
-def test_a_bare_module_counts_as_the_default_policy() -> None:
-    module = specs()["z"].build()
-    layout = WeightsLayout.of(module)
-    assert layout.digest == WeightsLayout.of(module.as_multi_rl_module()).digest
-    assert layout.names[0].startswith("default_policy/")
-    layout.load(module, layout.snapshot(module.as_multi_rl_module()))

@@ -330,22 +330,3 @@ class PreviousRewardSum(ConnectorV2):
 
 def test_a_users_piece_with_a_row_form_takes_part() -> None:
     check(make_config([PreviousRewardSum], num_envs=3), PROGRAM)
-
-
-@pytest.mark.parametrize("wrong", ["rows", "shape"])
-def test_outputs_that_do_not_fit_are_an_error_that_names_module_and_column(wrong: str) -> None:
-    class Odd(SteadyModule):
-        num_calls = 0
-
-        def _forward(self, batch: Any, **kwargs: Any) -> Any:
-            type(self).num_calls += 1
-            num, more = len(batch["obs"]), int(type(self).num_calls > 4)  # not when the module is tried out
-            extra = torch.zeros(num + more, 1) if wrong == "rows" else torch.zeros(num, 1 + more)
-            return {**super()._forward(batch), "extra": extra}
-
-    specs = {"one": RLModuleSpec(module_class=Odd)}
-    config = make_config([], env_class=RestlessAgentsEnv, mapping="shared").rl_module(
-        rl_module_spec=MultiRLModuleSpec(rl_module_specs=specs)
-    )
-    with pytest.raises(ValueError, match="'extra' of module 'one': expected shape"):
-        make_runner(config, fused=True).sample(num_timesteps=50)
