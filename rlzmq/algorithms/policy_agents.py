@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import abc
+import contextlib
 from collections.abc import Hashable, Mapping
 from typing import Any, NamedTuple
 
@@ -17,7 +18,15 @@ from rlzmq.episodes.columns import DEFAULT_MODULE_ID, default_agent_to_module_ma
 from rlzmq.episodes.multi_agent_episode import MultiAgentEpisode
 from rlzmq.episodes.single_agent_episode import SingleAgentEpisode
 
-__all__ = ["PolicyAgents", "Steps", "agents_of_policy", "agents_with_modules", "as_batch_of", "as_value_of"]
+__all__ = [
+    "PolicyAgents",
+    "Steps",
+    "agents_of_policy",
+    "agents_with_modules",
+    "as_batch_of",
+    "as_value_of",
+    "modules_of_agents",
+]
 
 
 def agents_of_policy(
@@ -36,7 +45,7 @@ def agents_of_policy(
     mapping_fn = config.policy_mapping_fn or default_agent_to_module_mapping_fn
     if module_id is None and agent_id is None:
         return _AllAgents(modules, spaces, mapping_fn)
-    agent_id = _checked_agent(agent_id, module_id, list(spaces[0].spaces), mapping_fn)
+    agent_id = _checked_agent(agent_id, module_id, config, spaces[0])
     return _OneOfAgents(modules, spaces, module_id or mapping_fn(agent_id, None), agent_id)
 
 
@@ -44,24 +53,27 @@ def agents_with_modules(config: BaseConfig, spaces: tuple[Any, Any]) -> list[tup
     """Return (module id, agent id) of each agent whose module is the same in all episodes; None of an only agent."""
     if not config.is_multi_agent:
         return [(None, None)]
+    return [(module_id, agent_id) for agent_id, module_id in modules_of_agents(config, spaces[0]).items()]
+
+
+def modules_of_agents(config: BaseConfig, observation_spaces: Any) -> dict[Any, str]:
+    """Return agent id -> module id of those agents of an env whose module does not depend on the episode."""
     mapping_fn = config.policy_mapping_fn or default_agent_to_module_mapping_fn
-    found: list[tuple[str | None, Any]] = []
-    for agent_id in spaces[0].spaces:
-        try:
-            found.append((mapping_fn(agent_id, None), agent_id))
-        except Exception:  # the function reads the episode
-            continue
+    found: dict[Any, str] = {}
+    for agent_id in getattr(observation_spaces, "spaces", ()):
+        with contextlib.suppress(Exception):  # the function reads the episode
+            module_ids = {mapping_fn(agent_id, None) for _ in range(2)}
+            if len(module_ids) == 1:
+                found[agent_id] = module_ids.pop()
     return found
 
 
-def _checked_agent(agent_id: Hashable, module_id: str | None, agents: list[Any], mapping_fn: Any) -> object:
+def _checked_agent(agent_id: Hashable, module_id: str | None, config: BaseConfig, spaces: Any) -> object:
+    agents = list(spaces.spaces)
     if agent_id is None:
-        for agent in agents:
-            try:
-                if mapping_fn(agent, None) == module_id:
-                    return agent
-            except Exception:  # the function reads the episode
-                break
+        for agent, own in modules_of_agents(config, spaces).items():
+            if own == module_id:
+                return agent
         raise ConfigurationError(
             f"Policy: which agent module {module_id!r} plays cannot be determined: pass agent_id, one of {agents}."
         )

@@ -7,6 +7,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 from rlzmq.algorithms.evaluation import Evaluation
+from rlzmq.algorithms.policy_agents import modules_of_agents
 from rlzmq.algorithms.stored_config import modules_to_store, stored_spec
 from rlzmq.config.base_config import BaseConfig
 from rlzmq.core.errors import ConfigurationError
@@ -174,12 +175,8 @@ def _check_mapping(configs: ModuleConfigs, observation_spaces: object) -> None:
     """Raise ConfigurationError if an agent is mapped to a module that its runners lack."""
     for place in ("env_runners", "eval_env_runners"):
         config = getattr(configs, place)
-        for agent_id in getattr(observation_spaces, "spaces", ()):
-            try:
-                module_id = config.policy_mapping_fn(agent_id, None)
-            except Exception:  # the function reads the episode
-                return
-            if module_id not in config.module_ids:
+        for agent_id, module_id in modules_of_agents(config, observation_spaces).items():
+            if config.policy_mapping_fn and module_id not in config.module_ids:
                 raise ConfigurationError(
                     f"policy_mapping_fn({agent_id!r}, episode) returns {module_id!r}, which the {place} would "
                     f"not have; they would have {config.module_ids}. Pass new_agent_to_module_mapping_fn=…"

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal
 
+from rlzmq.algorithms.policy_agents import modules_of_agents
 from rlzmq.algorithms.registry import config_class_named
 from rlzmq.config.base_config import BaseConfig
 from rlzmq.config.plain import code_names, plain_dict, revive_setting
@@ -69,7 +70,9 @@ def modules_to_store(
         "overrides": overrides,
         "spaces": plain_spaces,
         "has_policies": config.policies is not None,
-        "agents": _modules_of_agents(config, spaces),
+        "agents": [
+            [*pair] for pair in modules_of_agents(config, spaces[0]).items() if config.policy_mapping_fn
+        ],
         "connectors": {
             name: _plain_pieces(config, name, {"env": None, "spaces": both, **more})
             for name, more in (("env_to_module_connector", {"device": None}), ("module_to_env_connector", {}))
@@ -87,21 +90,6 @@ def _plain_or_none(make: Callable[[], Any]) -> object:
         return make()
     except (NotPlainError, ConfigurationError):
         return None
-
-
-def _modules_of_agents(config: BaseConfig, spaces: tuple[Any, Any]) -> list[list[Any]]:
-    """Return [agent id, module id] of the agents whose module does not depend on the episode."""
-    found: list[list[Any]] = []
-    if (fn := config.policy_mapping_fn) is None:
-        return found
-    for agent_id in getattr(spaces[0], "spaces", {}):
-        try:
-            module_ids = {fn(agent_id, None) for _ in range(2)}
-        except Exception:  # the user's function reads the episode
-            continue
-        if len(module_ids) == 1:
-            found.append([agent_id, module_ids.pop()])
-    return found
 
 
 def _plain_pieces(config: BaseConfig, setting: str, arguments: dict[str, Any]) -> list[dict[str, Any]] | None:

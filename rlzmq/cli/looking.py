@@ -8,10 +8,10 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import tyro
 
@@ -19,6 +19,10 @@ from rlzmq.actors.process_state import descendants
 from rlzmq.cli.parsing import command
 from rlzmq.core.errors import ConfigurationError, printable
 from rlzmq.core.process import find_stack_channel, read_stacks
+from rlzmq.telemetry.view import LiveView, View
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
 
 __all__ = ["format_status", "stacks", "top"]
 
@@ -58,10 +62,10 @@ async def _main(options: TopOptions) -> int:
     rates = Rates()
     num_updates = 0
     async with Observer(address, join) as observer:
-        with _Screen() as show:
+        with _Screen() if sys.stdout.isatty() else _Lines() as view:
             while True:
                 status = await observer.status(timeout_s=options.timeout)
-                show(format_status(status, rates.update(status, time.monotonic()), address))
+                view.show(format_status(status, rates.update(status, time.monotonic()), address))
                 num_updates += 1
                 if num_updates == options.count:
                     return 0
@@ -123,33 +127,20 @@ def _pairs(counts: Mapping[str, int]) -> str:
     return ", ".join(f"{name} {count}" for name, count in sorted(counts.items()) if count)
 
 
-class _Screen:
-    """Shows lines: in place on a terminal, one after another elsewhere."""
+class _Lines(View[Sequence[str]]):
+    """Prints each status below the one before."""
 
-    def __init__(self) -> None:
-        self._live: Any = None
+    def show(self, shown: Sequence[str]) -> None:
+        print("\n".join(shown), flush=True)
 
-    def __enter__(self) -> Any:
-        if sys.stdout.isatty():
-            from rich.live import Live
 
-            self._live = Live(auto_refresh=False)
-            self._live.start()
-        return self._show
+class _Screen(LiveView[Sequence[str]]):
+    """Shows the newest status in place on a terminal; long lines are cut in a narrow window."""
 
-    def __exit__(self, *error: object) -> None:
-        if self._live is not None:
-            self._live.stop()
-
-    def _show(self, lines: Iterable[str]) -> None:
-        if self._live is None:
-            print("\n".join(lines), flush=True)
-            return
+    def draw(self, shown: Sequence[str]) -> RenderableType:
         from rich.text import Text
 
-        # Long lines are cut in a narrow window.
-        text = Text("\n".join(lines), no_wrap=True, overflow="ellipsis")
-        self._live.update(text, refresh=True)
+        return Text("\n".join(shown), no_wrap=True, overflow="ellipsis")
 
 
 _PY_SPY_S = 20.0

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from rlzmq.core.errors import ConfigurationError
 from rlzmq.core.synonyms import did_you_mean, instead_of, renamed
@@ -41,7 +41,7 @@ class RLlibOnly:
     config: str
     name: str
     instead: str
-    accepted: tuple[Any, ...] | None
+    accepted: tuple[Any, ...] | None = None
     to: str = ""
 
 
@@ -58,9 +58,21 @@ _STALENESS = "training(staleness=…) sets how many updates the env runners may 
 _NETWORKS = "set the networks with rl_module(model_config=…)."
 _ON_DATA = "a learner computes its own loss on recorded data: evaluation(offline_evaluation_interval=…)."
 
-_Place = tuple[str, str]  # name of the config class, and of its setter
 
-_IGNORED: dict[_Place, dict[str, str]] = {
+class _Only(NamedTuple):
+    """RLlib's default, the only value that agrees with what this library does, and what to do instead of another."""
+
+    value: Any
+    instead: str
+
+
+class _Renamed(NamedTuple):
+    """The setting here that takes the values."""
+
+    to: str
+
+
+_ROWS: dict[tuple[str, str], dict[str, str | _Only | _Renamed]] = {
     (_EVERY_CONFIG, "env_runners"): {
         "use_env_runner_state_server env_runner_state_server_max_concurrency": (
             "env runners receive new weights from the broker, one copy for each machine."
@@ -72,15 +84,24 @@ _IGNORED: dict[_Place, dict[str, str]] = {
         "num_cpus_per_env_runner": "processes are not bound to CPUs; see learners(torch_num_threads=…).",
         "num_gpus_per_env_runner": "env runners act on the CPU.",
         "custom_resources_per_env_runner": "name each runner's machine in the cluster file.",
-        "validate_env_runners_after_construction": "an env runner that cannot be constructed always fails at once.",
+        "validate_env_runners_after_construction": (
+            "an env runner that cannot be constructed always fails at once."
+        ),
         "max_requests_in_flight_per_env_runner": (
             "the broker assigns the whole batch in advance, so no env runner waits for a request."
         ),
         "compress_observations": "observations are sent uncompressed and without a copy.",
         "episodes_to_numpy": "sampled episodes always consist of numpy arrays.",
+        "observation_filter": _Only(
+            "NoFilter", "env_runners(env_to_module_connector=lambda env, spaces, device: MeanStdFilter())."
+        ),
+        "broadcast_env_runner_states": _Only(
+            True, "set env_runners(merge_env_runner_states=False) to keep them apart."
+        ),
     },
     (_EVERY_CONFIG, "environment"): {
         "action_mask_key": "name that part of the observation space 'action_mask'.",
+        "render_env": _Only(False, "give environment(env_config={'render_mode': 'human'})."),
     },
     (_EVERY_CONFIG, "learners"): {
         "num_cpus_per_learner": "set learners(torch_num_threads=…).",
@@ -92,6 +113,7 @@ _IGNORED: dict[_Place, dict[str, str]] = {
         "torch_compile_worker": "env runners use a fused inference path that needs no compiler.",
         "torch_ddp_kwargs": "learners average gradients in one exchange, without DistributedDataParallel.",
         "torch_skip_nan_gradients": "steps with non-finite gradients are always skipped and counted.",
+        "framework": _Only("torch", "PyTorch is the only one."),
     },
     (_EVERY_CONFIG, "checkpointing"): {
         "export_native_model_files": "modules are always stored as safetensors files.",
@@ -99,14 +121,23 @@ _IGNORED: dict[_Place, dict[str, str]] = {
     (_EVERY_CONFIG, "resources"): {
         "num_cpus_for_main_process": "processes are not bound to CPUs; see learners(torch_num_threads=…).",
         "placement_strategy": "set in a cluster file which process runs on which machine.",
+        "num_gpus": _Only(0, "set learners(num_gpus_per_learner=…)."),
     },
     (_EVERY_CONFIG, "training"): {
         "num_aggregator_actors_per_learner max_requests_in_flight_per_aggregator_actor": _NO_AGGREGATORS,
+        "lr_schedule": _Only(None, "give training(lr=[(0, v0), (t1, v1), …])."),
+        "num_sgd_iter": _Renamed("num_epochs"),
+        "sgd_minibatch_size": _Renamed("minibatch_size"),
+        "model": _Renamed("model_config"),
     },
     (_EVERY_CONFIG, "evaluation"): {
-        "num_offline_eval_runners num_cpus_per_offline_eval_runner num_gpus_per_offline_eval_runner "
-        "custom_resources_per_offline_eval_runner offline_evaluation_timeout_s "
-        "offline_eval_rl_module_inference_only ope_split_batch_by_episode": _ON_DATA,
+        (
+            "num_offline_eval_runners num_cpus_per_offline_eval_runner num_gpus_per_offline_eval_runner "
+            "custom_resources_per_offline_eval_runner offline_evaluation_timeout_s "
+            "offline_eval_rl_module_inference_only ope_split_batch_by_episode"
+        ): _ON_DATA,
+        "offline_loss_for_module_fn offline_eval_runner_class": _Only(None, _ON_DATA),
+        "off_policy_estimation_methods": _Only({}, _ON_DATA),
     },
     ("IMPALAConfig", "training"): {
         "broadcast_interval": f"new weights are sent after every update; {_STALENESS}",
@@ -119,12 +150,16 @@ _IGNORED: dict[_Place, dict[str, str]] = {
         "num_multi_gpu_tower_stacks minibatch_buffer_size replay_buffer_num_slots": (
             "learners(num_learners=…, num_gpus_per_learner=…) trains on several GPUs; APPO has a circular buffer."
         ),
+        "replay_proportion": _Only(0.0, "use APPO, whose circular buffer trains on batches several times."),
+        "entropy_coeff_schedule": _Only(None, "give training(entropy_coeff=[(0, v0), (t1, v1), …])."),
     },
     ("APPOConfig", "training"): {
         "simple_queue_size": _STALENESS,
         "use_gae lambda_ target_worker_clipping": (
             "advantages are V-trace's; training(clip_param=…, vtrace_clip_rho_threshold=…) bounds the ratios."
         ),
+        "use_critic": _Only(True, "APPO always trains a value function."),
+        "target_update_frequency": _Renamed("target_network_update_freq"),
     },
     ("DQNConfig", "training"): {
         "hiddens": "set the heads' layers with rl_module(model_config={'head_fcnet_hiddens': […]}).",
@@ -138,164 +173,104 @@ _IGNORED: dict[_Place, dict[str, str]] = {
         "_deterministic_loss _use_beta_distribution": (
             "policies are squashed Gaussians; a module with another action distribution is your own class."
         ),
+        "clip_actions": _Only(False, "set environment(clip_actions=…) instead."),
     },
     (_EVERY_CONFIG, "offline_data"): {
         "input_read_episodes input_read_sample_batches": "a file's columns tell what it holds.",
-        "materialize_data materialize_mapped_data input_read_method_kwargs input_read_batch_size "
-        "map_batches_kwargs iter_batches_kwargs prelearner_buffer_kwargs prelearner_module_synch_period "
-        "shuffle_buffer_size offline_sampling": _NO_RAY_DATA,
+        (
+            "materialize_data materialize_mapped_data input_read_method_kwargs input_read_batch_size "
+            "map_batches_kwargs iter_batches_kwargs prelearner_buffer_kwargs prelearner_module_synch_period "
+            "shuffle_buffer_size offline_sampling"
+        ): _NO_RAY_DATA,
         "postprocess_inputs": "MARWIL's learner computes returns of whole episodes with the current values.",
         "input_config input_compress_columns": _SHARDS,
-        "input_filesystem_kwargs output_filesystem_kwargs": "shards are in directories: mount or copy the files.",
+        "input_filesystem_kwargs output_filesystem_kwargs": (
+            "shards are in directories: mount or copy the files."
+        ),
         "ignore_final_observation": "episodes are recorded with their last observation.",
         "output_write_method_kwargs output_compress_columns output_config": (
             "episodes are written as shards, uncompressed, with a checksum."
         ),
         "output_max_file_size": "set offline_data(output_max_rows_per_file=…).",
+        "input_read_method": _Only(None, _SHARDS),
+        "input_read_schema": _Only({}, _SHARDS),
+        "input_filesystem output_filesystem": _Only(
+            None, "shards are in directories: mount or copy the files."
+        ),
+        "offline_data_class prelearner_class prelearner_buffer_class": _Only(None, _OWN_LEARNER_CODE),
+        "prelearner_use_recorded_module_states": _Only(
+            False, "sequences begin with the module's initial state."
+        ),
+        "output_write_episodes": _Only(
+            True, "episodes are written as shards, which `rlzmq inspect` and rlzmq.replay read."
+        ),
+        "output_write_method": _Only(
+            "write_parquet", "episodes are written as shards, which `rlzmq inspect` and rlzmq.replay read."
+        ),
     },
-}
-"""Names -> what to do instead, of settings whose value RLlib does not read, or that cannot change what is learned."""
-
-_ONE_VALUE: dict[_Place, list[tuple[dict[str, Any], str]]] = {
-    (_EVERY_CONFIG, "framework"): [({"framework": "torch"}, "PyTorch is the only one.")],
-    (_EVERY_CONFIG, "training"): [
-        ({"lr_schedule": None}, "give training(lr=[(0, v0), (t1, v1), …])."),
-    ],
-    (_EVERY_CONFIG, "env_runners"): [
-        (
-            {"observation_filter": "NoFilter"},
-            "env_runners(env_to_module_connector=lambda env, spaces, device: MeanStdFilter()).",
+    (_EVERY_CONFIG, "reporting"): {
+        "keep_per_episode_custom_metrics": _Only(
+            False, 'log with metrics_logger.log_value(key, value, reduce="item_series").'
         ),
-        (
-            {"broadcast_env_runner_states": True},
-            "set env_runners(merge_env_runner_states=False) to keep them apart.",
+    },
+    (_EVERY_CONFIG, "fault_tolerance"): {
+        "env_runner_health_probe_timeout_s": _Only(
+            30, "heartbeats detect dead env runners; fault_tolerance(env_step_timeout_s=…) detects hung ones."
         ),
-    ],
-    (_EVERY_CONFIG, "environment"): [
-        ({"render_env": False}, "give environment(env_config={'render_mode': 'human'})."),
-    ],
-    (_EVERY_CONFIG, "reporting"): [
-        (
-            {"keep_per_episode_custom_metrics": False},
-            'log with metrics_logger.log_value(key, value, reduce="item_series").',
+    },
+    (_EVERY_CONFIG, "debugging"): {
+        "log_sys_usage": _Only(False, "use the tools of the operating system."),
+    },
+    (_EVERY_CONFIG, "python_environment"): {
+        "extra_python_environs_for_driver extra_python_environs_for_worker": _Only(
+            {}, "set environment variables before Python starts: the processes of a run inherit them."
         ),
-    ],
-    (_EVERY_CONFIG, "fault_tolerance"): [
-        (
-            {"env_runner_health_probe_timeout_s": 30},
-            "heartbeats detect dead env runners; fault_tolerance(env_step_timeout_s=…) detects hung ones.",
+    },
+    (_EVERY_CONFIG, "experimental"): {
+        "_use_msgpack_checkpoints": _Only(False, "checkpoints are JSON and safetensors."),
+        "_torch_grad_scaler_class": _Only(
+            None, "set framework(torch_amp_dtype='bfloat16'), which needs no scaling of losses."
         ),
-    ],
-    (_EVERY_CONFIG, "debugging"): [
-        ({"log_sys_usage": False}, "use the tools of the operating system."),
-    ],
-    (_EVERY_CONFIG, "resources"): [
-        ({"num_gpus": 0}, "set learners(num_gpus_per_learner=…)."),
-    ],
-    (_EVERY_CONFIG, "python_environment"): [
-        (
-            {"extra_python_environs_for_driver": {}, "extra_python_environs_for_worker": {}},
-            "set environment variables before Python starts: the processes of a run inherit them.",
+        "_torch_lr_scheduler_classes": _Only(
+            None,
+            (
+                "give training(lr=[(0, v0), (t1, v1), …]), or step a scheduler in after_gradient_based_update of your "
+                "own Learner class."
+            ),
         ),
-    ],
-    (_EVERY_CONFIG, "experimental"): [
-        ({"_use_msgpack_checkpoints": False}, "checkpoints are JSON and safetensors."),
-        (
-            {"_torch_grad_scaler_class": None},
-            "set framework(torch_amp_dtype='bfloat16'), which needs no scaling of losses.",
-        ),
-        (
-            {"_torch_lr_scheduler_classes": None},
-            "give training(lr=[(0, v0), (t1, v1), …]), or step a scheduler in after_gradient_based_update of your own "
-            "Learner class.",
-        ),
-    ],
-    (_EVERY_CONFIG, "evaluation"): [
-        (
-            {
-                "offline_loss_for_module_fn": None,
-                "offline_eval_runner_class": None,
-                "off_policy_estimation_methods": {},
-            },
-            _ON_DATA,
-        ),
-    ],
-    ("IMPALAConfig", "training"): [
-        ({"replay_proportion": 0.0}, "use APPO, whose circular buffer trains on batches several times."),
-        ({"entropy_coeff_schedule": None}, "give training(entropy_coeff=[(0, v0), (t1, v1), …])."),
-    ],
-    ("IMPALAConfig", "debugging"): [
-        (
-            {"_env_runners_only": False, "_skip_learners": False},
+    },
+    ("IMPALAConfig", "debugging"): {
+        "_env_runners_only _skip_learners": _Only(
+            False,
             "results name the limit of a run under 'bottleneck', and debugging(trace=…) shows where time goes.",
         ),
-    ],
-    ("APPOConfig", "training"): [
-        ({"use_critic": True}, "APPO always trains a value function."),
-    ],
-    ("OffPolicyConfig", "training"): [
-        ({"store_buffer_in_checkpoints": False}, "set checkpointing(checkpoint_replay=True)."),
-    ],
-    ("SACConfig", "training"): [
-        ({"clip_actions": False}, "set environment(clip_actions=…) instead."),
-    ],
-    ("CQLConfig", "training"): [
-        ({"lagrangian": False, "lagrangian_thresh": 5.0}, "set min_q_weight."),
-    ],
-    ("BCConfig", "training"): [
-        ({"beta": 0.0}, "use MARWILConfig, which weights steps by their advantages."),
-    ],
-    (_EVERY_CONFIG, "offline_data"): [
-        ({"input_read_method": None, "input_read_schema": {}}, _SHARDS),
-        (
-            {"input_filesystem": None, "output_filesystem": None},
-            "shards are in directories: mount or copy the files.",
-        ),
-        (
-            {"offline_data_class": None, "prelearner_class": None, "prelearner_buffer_class": None},
-            _OWN_LEARNER_CODE,
-        ),
-        (
-            {"prelearner_use_recorded_module_states": False},
-            "sequences begin with the module's initial state.",
-        ),
-        (
-            {"output_write_episodes": True, "output_write_method": "write_parquet"},
-            "episodes are written as shards, which `rlzmq inspect` and rlzmq.replay read.",
-        ),
-    ],
-}
-"""Names with RLlib's defaults, the only values that agree with what this library does, and what to do instead."""
-
-_RENAMED: dict[_Place, dict[str, str]] = {
-    (_EVERY_CONFIG, "training"): {
-        "num_sgd_iter": "num_epochs",
-        "sgd_minibatch_size": "minibatch_size",
-        "model": "model_config",
     },
-    (_EVERY_CONFIG, "rl_module"): {"model_config_dict": "model_config"},
-    ("APPOConfig", "training"): {"target_update_frequency": "target_network_update_freq"},
+    ("OffPolicyConfig", "training"): {
+        "store_buffer_in_checkpoints": _Only(False, "set checkpointing(checkpoint_replay=True)."),
+    },
+    ("CQLConfig", "training"): {
+        "lagrangian": _Only(False, "set min_q_weight."),
+        "lagrangian_thresh": _Only(5.0, "set min_q_weight."),
+    },
+    ("BCConfig", "training"): {
+        "beta": _Only(0.0, "use MARWILConfig, which weights steps by their advantages."),
+    },
+    (_EVERY_CONFIG, "rl_module"): {
+        "model_config_dict": _Renamed("model_config"),
+    },
 }
-"""RLlib's names -> the settings here that take their values."""
+"""(Config class, setter) -> names -> what to do instead. Those with a text alone are ignored: RLlib does not read them,
+or they cannot change what is learned."""
 
-RLLIB_ONLY: tuple[RLlibOnly, ...] = (
-    *(
-        RLlibOnly(setter, config, name, instead, None)
-        for (config, setter), rows in _IGNORED.items()
-        for names, instead in rows.items()
-        for name in names.split()
-    ),
-    *(
-        RLlibOnly(setter, config, name, instead, (value,))
-        for (config, setter), rows_with_values in _ONE_VALUE.items()
-        for values, instead in rows_with_values
-        for name, value in values.items()
-    ),
-    *(
-        RLlibOnly(setter, config, name, f"set {here}.", None, here)
-        for (config, setter), renamed_here in _RENAMED.items()
-        for name, here in renamed_here.items()
-    ),
+RLLIB_ONLY: tuple[RLlibOnly, ...] = tuple(
+    RLlibOnly(setter, config, name, instead)
+    if isinstance(instead, str)
+    else RLlibOnly(setter, config, name, instead.instead, accepted=(instead.value,))
+    if isinstance(instead, _Only)
+    else RLlibOnly(setter, config, name, f"set {instead.to}.", to=instead.to)
+    for (config, setter), rows in _ROWS.items()
+    for names, instead in rows.items()
+    for name in names.split()
 )
 """Every such argument; the first row that fits a config counts."""
 

@@ -79,11 +79,7 @@ class SearchObject:
 
 
 class Domain(SearchObject):
-    """A search object from which values are drawn."""
-
-    def sample(self, rng: np.random.Generator) -> Any:
-        """Return a random value."""
-        raise NotImplementedError
+    """A search object from which values are drawn, by Optuna."""
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
@@ -108,10 +104,6 @@ class Categorical(Domain):
     def examples(self) -> Sequence[Any]:
         """Return the values."""
         return self.values
-
-    def sample(self, rng: np.random.Generator) -> Any:
-        """Return one of the values."""
-        return self.values[int(rng.integers(len(self.values)))]
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
@@ -139,24 +131,6 @@ class Numeric(Domain):
     def examples(self) -> Sequence[Any]:
         """Return both ends, which represent the values between them."""
         return [] if self.scale == "normal" else [self._rounded(self.lower), self._rounded(self.upper)]
-
-    def sample(self, rng: np.random.Generator) -> Any:
-        """Return a random value."""
-        return self.value_at(self.sample_coordinate(rng))
-
-    def sample_coordinate(self, rng: np.random.Generator) -> float:
-        """Return the coordinate of a random value."""
-        if self.scale == "normal":
-            return float(rng.uniform())
-        if self.scale == "log":
-            is_plain_int = self.is_int and self.step == 1
-            low, high = math.log(self.lower), math.log(self.upper + is_plain_int)
-            drawn = math.exp(rng.uniform(low, high))
-            return float(min(max(math.floor(drawn) if is_plain_int else drawn, self.lower), self.upper))
-        if self.step:
-            steps = round((self.upper - self.lower) / self.step)
-            return float(self.clip(self.lower + self.step * int(rng.integers(steps + 1))))
-        return float(rng.uniform(self.lower, self.upper))
 
     def coordinate_of(self, value: float) -> float:
         """Return the coordinate of a value."""
@@ -189,10 +163,6 @@ class Function(Domain):
 
     function: Callable[..., Any]
     call: tuple[str, tuple[Any, ...]]
-
-    def sample(self, rng: np.random.Generator) -> Any:
-        """Return the function's value without the trial's other values."""
-        return self.value_of(None)
 
     def value_of(self, spec: object) -> Any:
         """Return the function's value.

@@ -151,15 +151,12 @@ def _listen(address: str, insecure: bool) -> socket.socket:
             f"refusing to serve HTTP on {address}: anyone who can read the traffic learns the token. Use a proxy with "
             "TLS on this machine, or set insecure=True (--insecure) on a network that you trust."
         )
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    listening = socket.socket(family)
     try:
-        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listening.bind((host, int(port)))
+        return socket.create_server(
+            (host, int(port)), family=socket.AF_INET6 if ":" in host else socket.AF_INET
+        )
     except OSError as error:
-        listening.close()
         raise ConfigurationError(f"cannot listen on {address}: {error.strerror}") from error
-    return listening
 
 
 _log = logging.getLogger("rlzmq.serve")

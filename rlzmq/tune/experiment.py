@@ -13,6 +13,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import functools
 import json
 import logging
@@ -40,7 +41,7 @@ from rlzmq.telemetry.runs import number_at
 from rlzmq.telemetry.view import View
 from rlzmq.tune.result_grid import Result, ResultGrid, TrialError
 from rlzmq.tune.schedulers import CONTINUE, Decision, FIFOScheduler, PopulationBasedTraining, TrialScheduler
-from rlzmq.tune.search import BasicVariantGenerator, TrialConfig, config_value, resolve, with_values
+from rlzmq.tune.search import BasicVariantGenerator, config_value, resolve, with_values
 from rlzmq.tune.settings import RunConfig, TuneConfig
 from rlzmq.tune.stopper import NoopStopper, make_stopper
 from rlzmq.tune.study import Claim, EndedTrial, Study
@@ -565,17 +566,12 @@ class Experiment:
                 error = TrialError(ended.error) if ended.error else None
                 results.append(Result(ended.result, {}, ended.path, error if trial is None else trial.error))
                 continue
-            result = Result.from_path(path)
-            config: TrialConfig = result.config if trial is None else trial.config
-            results.append(
-                Result(
-                    metrics=ended.result,  # the files may have lines of a driver that was too slow
-                    config=config.to_dict() if isinstance(config, BaseConfig) else config,
-                    path=str(path),
-                    error=result.error if trial is None else trial.error,
-                    best_checkpoints=result.best_checkpoints,
-                )
-            )
+            # The files may have lines of a driver that was too slow.
+            result = dataclasses.replace(Result.from_path(path), metrics=ended.result)
+            if trial is not None:
+                config = trial.config.to_dict() if isinstance(trial.config, BaseConfig) else trial.config
+                result = dataclasses.replace(result, config=config, error=trial.error)
+            results.append(result)
         metric, mode = self._metric, self._tune.mode or self._scheduler.mode
         return ResultGrid(results, str(self._path), metric, mode)
 

@@ -38,7 +38,10 @@ __all__ = [
     "create_searcher",
     "labels_of",
     "load_optuna",
+    "random_trial",
     "resolve",
+    "suggest",
+    "value_of",
     "with_values",
 ]
 
@@ -103,15 +106,10 @@ class BasicVariantGenerator(Searcher):
     def fixed(self, space: Mapping[str, SearchObject], index: int, seed: int) -> dict[str, Any]:
         """Return all parameters of trial `index`, in Optuna's form; the same for the same seed."""
         chosen = super().fixed(space, index, seed)
-        rng = np.random.default_rng(derive_seed(seed, "search", index))
+        trial = random_trial(derive_seed(seed, "search", index))
         for path, item in space.items():
-            if isinstance(item, Categorical):
-                drawn: Any = labels_of(item.values)[int(rng.integers(len(item.values)))]
-            elif isinstance(item, Numeric):
-                drawn = item.sample_coordinate(rng)
-            else:
-                continue
-            chosen.setdefault(path, drawn)
+            if isinstance(item, Categorical | Numeric):
+                chosen.setdefault(path, suggest(trial, path, item))
         return chosen
 
 
@@ -146,6 +144,36 @@ def labels_of(values: Sequence[Any]) -> list[Any]:
     if is_plain and len(set(values)) == len(values):
         return list(values)
     return [f"{number}: {value!r}"[:80] for number, value in enumerate(values)]
+
+
+def random_trial(seed: int) -> Any:
+    """Return a trial of Optuna that suggests random values."""
+    optuna = load_optuna()
+    return optuna.create_study(sampler=optuna.samplers.RandomSampler(seed=seed % 2**32)).ask()
+
+
+def suggest(trial: Any, path: str, item: SearchObject) -> Any:
+    """Return what a trial of Optuna suggests, in Optuna's form; see `value_of`."""
+    if isinstance(item, Categorical | GridSearch):
+        return trial.suggest_categorical(path, labels_of(item.values))
+    assert isinstance(item, Numeric)
+    if item.scale == "normal":
+        return trial.suggest_float(path, 0.0, 1.0)
+    is_log = item.scale == "log"
+    if item.is_int and not (is_log and item.step > 1):
+        step = 1 if is_log else int(item.step)
+        return trial.suggest_int(path, int(item.lower), int(item.upper), step=step, log=is_log)
+    return trial.suggest_float(
+        path, item.lower, item.upper, step=None if is_log else item.step or None, log=is_log
+    )
+
+
+def value_of(item: SearchObject, parameter: Any) -> Any:
+    """Return the value of a parameter in Optuna's form."""
+    if isinstance(item, Numeric):
+        return item.value_at(parameter)
+    assert isinstance(item, Categorical | GridSearch)
+    return item.values[labels_of(item.values).index(parameter)]
 
 
 def _parameter(path: str, item: SearchObject, value: Any) -> object:

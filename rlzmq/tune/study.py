@@ -22,11 +22,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from rlzmq.config.search_space import Categorical, Function, GridSearch, Numeric, SearchObject
+from rlzmq.config.search_space import Function, SearchObject
 from rlzmq.core.errors import ConfigurationError
 from rlzmq.core.process import process_space, start_mark
 from rlzmq.telemetry.runs import Mode
-from rlzmq.tune.search import Searcher, labels_of, load_optuna
+from rlzmq.tune.search import Searcher, load_optuna, suggest, value_of
 
 if TYPE_CHECKING:
     from optuna.trial import FrozenTrial
@@ -317,13 +317,8 @@ class Study:
 
     def _suggested(self, trial: OptunaTrial) -> Iterator[tuple[str, Any]]:
         for path, item in self._space.items():
-            if isinstance(item, GridSearch | Categorical):
-                labels = labels_of(item.values)
-                yield path, item.values[labels.index(trial.suggest_categorical(path, labels))]
-            elif isinstance(item, Numeric):
-                yield path, item.value_at(_suggest_number(trial, path, item))
-            else:
-                assert isinstance(item, Function)
+            if not isinstance(item, Function):
+                yield path, value_of(item, suggest(trial, path, item))
 
     def _is_alive(self, token: str | None, drivers: Mapping[str, Any]) -> bool:
         if token is None:  # the driver died, or has not written its name yet
@@ -340,17 +335,6 @@ class Study:
             since = now
         self._seen[token] = (facts["beats"], since)
         return now - since < _GRACE_S
-
-
-def _suggest_number(trial: OptunaTrial, path: str, item: Numeric) -> float:
-    if item.scale == "normal":
-        return float(trial.suggest_float(path, 0.0, 1.0))
-    is_log = item.scale == "log"
-    if item.is_int and not (is_log and item.step > 1):
-        int_step = 1 if is_log else int(item.step)
-        return int(trial.suggest_int(path, int(item.lower), int(item.upper), step=int_step, log=is_log))
-    step = item.step if item.step and not is_log else None
-    return float(trial.suggest_float(path, item.lower, item.upper, step=step, log=is_log))
 
 
 def _without_password(url: str) -> str:

@@ -16,12 +16,13 @@ from rlzmq.config.search_space import (
     search_objects_in_tables,
 )
 from rlzmq.core.errors import ConfigurationError
-from rlzmq.tune.search import resolve
+from rlzmq.tune.search import random_trial, resolve, suggest, value_of
 
 
 def drawn(search_object: Any, number: int = 300) -> list[Any]:
-    rng = np.random.default_rng(0)
-    return [search_object.sample(rng) for _ in range(number)]
+    return [
+        value_of(search_object, suggest(random_trial(seed), "x", search_object)) for seed in range(number)
+    ]
 
 
 @pytest.mark.parametrize(

@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import numpy as np
 
-from rlzmq.config.search_space import Domain, Numeric, uniform
+from rlzmq.config.search_space import Categorical, Domain, Function, Numeric, uniform
 from rlzmq.core.errors import ConfigurationError
 from rlzmq.core.synonyms import did_you_mean
 from rlzmq.telemetry.runs import Mode, check_mode, flatten, number_at, value_at
-from rlzmq.tune.search import SearchTrial, config_value, load_optuna
+from rlzmq.tune.search import SearchTrial, config_value, load_optuna, random_trial, suggest, value_of
 
 __all__ = [
     "CONTINUE",
@@ -432,8 +432,11 @@ class PopulationBasedTraining(TrialScheduler):
             index = list(mutation).index(value) + (1 if self._rng.uniform() < 0.5 else -1)
             return mutation[min(max(index, 0), len(mutation) - 1)]
         if resamples or isinstance(value, bool) or not isinstance(value, int | float):
-            if isinstance(mutation, Domain):
-                return mutation.sample(self._rng)
+            if isinstance(mutation, Function):
+                return mutation.value_of(None)
+            if isinstance(mutation, Categorical | Numeric):
+                trial = random_trial(int(self._rng.integers(2**32)))
+                return value_of(mutation, suggest(trial, "value", mutation))
             return mutation()
         product = value * self.perturbation_factors[int(self._rng.integers(2))]
         if isinstance(mutation, Numeric):
