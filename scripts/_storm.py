@@ -88,9 +88,8 @@ class Lines:
         proxies: ``"runner-0 data"``, … → its proxy.
     """
 
-    def __init__(self, directory: Path, seed: int, num_runners: int, num_learners: int) -> None:
+    def __init__(self, directory: Path, num_runners: int, num_learners: int) -> None:
         self._directory = directory
-        self._random = random.Random(seed)
         self._names = [
             *(f"runner-{index} {line}" for index in range(num_runners) for line in ("data", "weights")),
             *(f"learner-{rank} data" for rank in range(num_learners)),
@@ -102,7 +101,7 @@ class Lines:
     async def __aenter__(self) -> Lines:
         for number, name in enumerate(self._names):
             listen = f"ipc://{self._directory}/line-{number}"
-            proxy = ChaosProxy("", listen, seed=self._random.getrandbits(32))
+            proxy = ChaosProxy("", listen)
             self.proxies[name] = await self._stack.enter_async_context(proxy)
         self._stack.enter_context(self._lead_through())
         return self
@@ -193,7 +192,7 @@ class Storm:
         async with contextlib.AsyncExitStack() as stack:
             self._join = join = JoinFile.read(self.session.pipeline._broker.join_files["runner"])
             for name in ("data", "weights"):
-                proxy = ChaosProxy(join.addresses[name], seed=self.random.getrandbits(32))
+                proxy = ChaosProxy(join.addresses[name])
                 self._proxies[name] = await stack.enter_async_context(proxy)
             addresses = {**join.addresses, **{name: proxy.address for name, proxy in self._proxies.items()}}
             (self.directory / "join.toml").touch(0o600)

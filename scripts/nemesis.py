@@ -323,7 +323,7 @@ async def rage(args: argparse.Namespace, directory: Path) -> bool:
 
     config = storm_config(args, directory)
     async with (
-        Lines(directory, args.seed, config.num_env_runners, config.num_learners) as lines,
+        Lines(directory, config.num_env_runners, config.num_learners) as lines,
         config.build_async() as algo,
     ):
         storm = Storm(

@@ -6,7 +6,10 @@ import asyncio
 import signal
 from typing import Any
 
-from tests.support.runs import assert_accounted
+import gymnasium as gym
+import numpy as np
+
+from tests.support.runs import ShortEnv, assert_accounted
 from tests.support.runs import small as small_run
 
 BATCH = 240
@@ -20,6 +23,27 @@ def small(num_env_runners: int, num_learners: int, **settings: Any) -> Any:
         train_batch_size_per_learner=BATCH // max(num_learners, 1),
         **{"minibatch_size": 40, "num_epochs": 2, "lr": 1e-3, **settings},
     )
+
+
+class LargeObservations(ShortEnv):
+    """32 kB per observation, which say where the episode is."""
+
+    observation_space = gym.spaces.Box(-1.0, 1.0, (8192,), np.float32)
+
+    def step(self, action: Any) -> Any:
+        return *super().step(action)[:2], False, self.t >= 25, {}
+
+    def observation(self) -> Any:
+        return self.np_random.uniform(-1, 1, 8192).astype(np.float32)
+
+    def reward(self, action: Any) -> float:
+        return float(action)
+
+
+def large(num_env_runners: int, num_learners: int) -> Any:
+    """Fragments and weights of more than 1 MB, so that runners use the segments of the weights themselves."""
+    config = small(num_env_runners, num_learners).environment(LargeObservations)
+    return config.rl_module(model_config={"fcnet_hiddens": [40]})
 
 
 def check_account(result: dict[str, Any], num_updates: int) -> None:

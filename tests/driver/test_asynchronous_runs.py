@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from rlzmq import Algorithm, APPOConfig, IMPALAConfig, PPOConfig
+from tests.support.runs import assert_accounted
 from tests.support.runs import small as small_run
 
 BATCH = 240
@@ -20,8 +21,7 @@ def small(config_class: Any, num_learners: int, staleness: int = 2) -> Any:
 
 
 def check(result: dict[str, Any], staleness: int) -> None:
-    account = result["accounting"]
-    assert account["sampled"] == account["trained"] + sum(account["dropped"].values()) + account["pending"]
+    account = assert_accounted(result)
     assert account["trained"] <= result["num_env_steps_trained_lifetime"], "APPO trains some of them twice"
     assert account["trained"] % BATCH == 0
     lag = result["policy_lag"]

@@ -1,4 +1,4 @@
-"""Runs that are slow for a known reason, and the verdict on each."""
+"""Runs that are slow for a known reason, the verdict on each, and what runners of different speed sample."""
 
 from __future__ import annotations
 
@@ -68,10 +68,39 @@ def test_a_learner_of_many_epochs() -> None:
     assert learner["forward"] + learner["backward"] > 0.5
 
 
-def test_one_slow_runner_of_two() -> None:
-    found = bottleneck(config(step_s=0.002, second_step_s=0.04))
+def count_steps(*, env_runner: Any, metrics_logger: Any, samples: Any, **kwargs: Any) -> None:
+    metrics_logger.log_value(
+        f"runner-{env_runner.worker_index}", samples.num_env_steps, reduce="lifetime_sum"
+    )
+
+
+def test_one_slow_runner_of_two_is_named_and_samples_its_part_of_a_batch_not_an_equal_one() -> None:
+    made = config(batch=400, step_s=0.002, second_step_s=0.04).callbacks(on_sample_end=count_steps)
+    with made.build() as algo:
+        first = algo.train()["env_runners"]  # their pace is not known before
+        for _ in range(3):
+            result = algo.train()
+            assert result["accounting"]["dropped"].get("surplus", 0) <= 40
+    found = result["bottleneck"]
     assert found["stage"] == "one slow runner", found
     assert found["advice"].startswith("Env runner 2 samples ")
+    names = ("runner-1", "runner-2")
+    fast, slow = (result["env_runners"][name] - first.get(name, 0) for name in names)
+    assert 0 < slow <= 0.2 * (fast + slow), "a twenty-first part by its pace"
+
+
+@pytest.mark.parametrize("num_env_runners", [1, 3])
+def test_slow_environments_waste_nothing(num_env_runners: int, tmp_path: Path) -> None:
+    """A batch takes three times as long as a runner may be without progress; so does a single lease."""
+    batch, steps = 60 * num_env_runners, tmp_path / "steps"
+    made = config(num_env_runners, batch, step_s=0.05, steps_path=str(steps)).learners(num_learners=0)
+    made.env_runners(num_envs_per_env_runner=1, rollout_fragment_length="auto", sample_timeout_s=1.0)
+    with made.training(minibatch_size=batch).build() as algo:
+        account = algo.train()["accounting"]
+        num_steps = steps.stat().st_size  # runners wait now: there are no leases beyond the batch
+    assert account["trained"] >= batch
+    assert account["dropped"].get("surplus", 0) <= 2 * (num_env_runners - 1), "the last steps of the batch"
+    assert num_steps <= batch + 4 * num_env_runners, "an expired lease's steps are sampled twice"
 
 
 @contextmanager

@@ -86,20 +86,17 @@ def test_new_ones_are_made_from_checkpoints(run: dict[str, Any]) -> None:
     runner = SingleAgentEnvRunner.from_checkpoint(run["env_runner"], config=config())
     np.testing.assert_equal(runner.get_state(), run["runner_state"])
     runner.stop()
-    pipeline = config().build_env_to_module_connector()
-    pipeline.restore_from_path(run["pipeline"])
-    np.testing.assert_equal(pipeline.get_state(), run["runner_state"]["env_to_module_connector"])
-
-
-def test_connectors_out_of_an_algorithms_checkpoint(run: dict[str, Any]) -> None:
+    in_run = Path(run["algorithm"]) / "env_runner"
     runner = SingleAgentEnvRunner(config=config())
-    runner.restore_from_path(Path(run["algorithm"]) / "env_runner")
-    connectors = run["runner_state"]["env_to_module_connector"]
-    np.testing.assert_equal(runner.env_to_module.get_state(), connectors)
+    runner.restore_from_path(in_run)
+    states = [runner.env_to_module.get_state()]
     runner.stop()
-    pipeline = config().build_env_to_module_connector()
-    pipeline.restore_from_path(Path(run["algorithm"]) / "env_runner" / "env_to_module_connector")
-    np.testing.assert_equal(pipeline.get_state(), connectors)
+    for path in (run["pipeline"], in_run / "env_to_module_connector"):
+        pipeline = config().build_env_to_module_connector()
+        pipeline.restore_from_path(path)
+        states.append(pipeline.get_state())
+    for state in states:
+        np.testing.assert_equal(state, run["runner_state"]["env_to_module_connector"])
 
 
 def test_what_is_not_there_is_named(run: dict[str, Any]) -> None:

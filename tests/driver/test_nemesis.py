@@ -13,10 +13,11 @@ import psutil
 import pytest
 from recovery_runs import kill
 
-from rlzmq import IMPALAConfig, PPOConfig
+from rlzmq import IMPALAConfig
 from rlzmq.core import faults
 from scripts.nemesis import ROLES, Nemesis
 from tests.support.fault_history import check_history, read_history
+from tests.support.runs import small
 
 
 @pytest.fixture
@@ -48,15 +49,8 @@ def stopped_processes() -> Iterator[None]:
 
 @pytest.mark.timeout(600)
 async def test_fifteen_kills_each_long_before_everybody_is_back(history: Path) -> None:
-    config = (
-        PPOConfig()
-        .environment("CartPole-v1")
-        .env_runners(num_env_runners=2, num_envs_per_env_runner=4)
-        .learners(num_learners=2)
-        .training(train_batch_size_per_learner=80, minibatch_size=40, num_epochs=1, lr=1e-3)
-        .rl_module(model_config={"fcnet_hiddens": [16]})
-        .debugging(seed=3)
-    )
+    sizes = {"num_env_runners": 2, "num_envs_per_env_runner": 4, "num_learners": 2}
+    config = small(train_batch_size_per_learner=160, minibatch_size=40, **sizes)
     async with config.build_async() as algo:
         nemesis = Nemesis(algo, num_kills=15, roles=list(ROLES), seed=3, how="kill", is_impatient=True)
         await nemesis.run()
@@ -66,22 +60,10 @@ async def test_fifteen_kills_each_long_before_everybody_is_back(history: Path) -
     assert "0 lost, 0 trained twice" in str(verdict)
 
 
-@pytest.mark.parametrize("shared_bytes", [1, 1 << 40])
-async def test_fragments_are_gone_only_if_their_runner_and_the_broker_die(
-    history: Path, shared_bytes: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """In shared memory or through sockets: the same copies."""
-    monkeypatch.setenv("RLZMQ_MIN_SHARED_BYTES", str(shared_bytes))
-    config = (
-        IMPALAConfig()
-        .environment("CartPole-v1")
-        .env_runners(num_env_runners=2, num_envs_per_env_runner=4, rollout_fragment_length=10)
-        .learners(num_learners=1)
-        .training(train_batch_size_per_learner=160)
-        .reporting(min_time_s_per_iteration=0, min_sample_timesteps_per_iteration=1)
-        .rl_module(model_config={"fcnet_hiddens": [16]})
-        .debugging(seed=3)
-    )
+async def test_fragments_are_gone_only_if_their_runner_and_the_broker_die(history: Path) -> None:
+    sizes = {"num_env_runners": 2, "num_envs_per_env_runner": 4, "rollout_fragment_length": 10}
+    reports = {"min_time_s_per_iteration": 0, "min_sample_timesteps_per_iteration": 1}
+    config = small(IMPALAConfig, num_learners=1, train_batch_size_per_learner=160, **sizes, **reports)
 
     async def train(num_updates: int) -> None:
         for _ in range(num_updates):

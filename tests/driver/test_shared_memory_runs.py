@@ -8,40 +8,17 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import gymnasium as gym
 import numpy as np
 import psutil
 import pytest
 import test_nemesis
-from recovery_runs import check_account, small
+from recovery_runs import large
 
 from rlzmq import PPOConfig
 from scripts.nemesis import ROLES, Nemesis
 from tests.support.fault_history import check_history, read_history
-from tests.support.runs import ShortEnv
 
 history = test_nemesis.history
-
-
-class LargeObservations(ShortEnv):
-    """32 kB per observation, which say where the episode is."""
-
-    observation_space = gym.spaces.Box(-1.0, 1.0, (8192,), np.float32)
-
-    def step(self, action: Any) -> Any:
-        return *super().step(action)[:2], False, self.t >= 25, {}
-
-    def observation(self) -> Any:
-        return self.np_random.uniform(-1, 1, 8192).astype(np.float32)
-
-    def reward(self, action: Any) -> float:
-        return float(action)
-
-
-def large(num_env_runners: int, num_learners: int) -> PPOConfig:
-    """Fragments and weights of more than 1 MB, so that runners use the segments of the weights themselves."""
-    config = small(num_env_runners, num_learners).environment(LargeObservations)
-    return config.rl_module(model_config={"fcnet_hiddens": [40]})
 
 
 def segments_in(pid: int) -> set[int]:
@@ -98,30 +75,6 @@ def test_without_shared_memory_the_run_is_the_same(
     for name, value in serial_weights.items():
         np.testing.assert_array_equal(weights[name], value, err_msg=name)
     assert len([text for text in caplog.messages if "No space left on device" in text]) == 1
-
-
-@pytest.mark.parametrize(
-    "fault",
-    [
-        "runner.sent@runner-1:kill:2",  # nobody but the socket knows of the segment
-        "broker.Fragment:kill:3",  # held and in the ledger, not acknowledged
-        pytest.param("broker.ShardReady:kill:2", marks=pytest.mark.slow),
-        pytest.param("learner.Shard@learner-1:kill:3", marks=pytest.mark.slow),
-        "learner.train@learner-0:kill:2",
-    ],
-)
-async def test_a_process_that_dies_at_a_chosen_place_with_a_segment(
-    fault: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    monkeypatch.setenv("RLZMQ_FAULT", fault)
-    monkeypatch.setenv("RLZMQ_FAULT_LOG", str(tmp_path / "fired"))
-    async with large(2, 2).build_async() as algo:
-        number = 0
-        while number < 4 or not (tmp_path / "fired").exists():
-            result = await algo.train()
-            number += 1
-            check_account(result, number)
-        check_account(await algo.train(), number + 1)
 
 
 @pytest.mark.timeout(300)

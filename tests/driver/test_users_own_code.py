@@ -12,10 +12,9 @@ from typing import Any
 
 import pytest
 
-from rlzmq import PPOConfig, PPOLearner
-from rlzmq.cli.main import main
+from rlzmq import PPOLearner
 from rlzmq.core.errors import ExitRaisedError
-from tests.support.runs import ShortEnv
+from tests.support.runs import ShortEnv, small
 
 DEFINITIONS = """
 import gymnasium as gym
@@ -34,16 +33,13 @@ class Countdown(gym.Env):
     def __init__(self, config=None):
         pass
 
-    def observe(self):
-        return np.array([self.left / LENGTH], np.float32)
-
     def reset(self, *, seed=None, options=None):
         self.left = LENGTH
-        return self.observe(), {}
+        return np.ones(1, np.float32), {}
 
     def step(self, action):
         self.left -= 1
-        return self.observe(), float(action), self.left == 0, False, {}
+        return np.array([self.left / LENGTH], np.float32), float(action), self.left == 0, False, {}
 
 
 class Linear(TorchRLModule, ValueFunctionAPI):
@@ -181,7 +177,6 @@ class RankOneIsInterrupted(PPOLearner):
     ("part", "num_runners", "num_learners", "role", "what"),
     [
         ("env", 2, 0, "runner-", "sys.exit('no license for the simulator')"),
-        ("env", 0, 1, "", "sys.exit('no license for the simulator')"),
         ("loss", 1, 2, "learner-1", "KeyboardInterrupt"),
         ("loss", 1, 0, "", "KeyboardInterrupt"),
     ],
@@ -189,14 +184,8 @@ class RankOneIsInterrupted(PPOLearner):
 def test_code_that_exits_ends_the_run_at_once_and_restarts_nothing(
     part: str, num_runners: int, num_learners: int, role: str, what: str, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    config = (
-        PPOConfig()
-        .environment(ExitsAtThree, env_config={"exits": part == "env"})
-        .env_runners(num_env_runners=num_runners)
-        .learners(num_learners=num_learners)
-        .training(train_batch_size_per_learner=40, minibatch_size=20, num_epochs=1)
-        .debugging(seed=1)
-    )
+    config = small(env=ExitsAtThree, num_env_runners=num_runners, num_learners=num_learners)
+    config.environment(env_config={"exits": part == "env"})
     if part == "loss":
         config.training(learner_class=RankOneIsInterrupted)
     with config.build() as algo, pytest.raises(ExitRaisedError) as caught:
@@ -212,42 +201,12 @@ def test_code_that_exits_ends_the_run_at_once_and_restarts_nothing(
     assert "Traceback" not in capfd.readouterr().err
 
 
-@pytest.mark.parametrize(
-    "command", ["train ppo --num-env-runners 0 --num-learners 0 --quiet --env", "check-env"]
-)
-def test_code_that_exits_ends_no_command_without_a_word(
-    command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.syspath_prepend(str(Path(__file__).parent))
-    monkeypatch.chdir(tmp_path)
-    assert main([*command.split(), "test_users_own_code:ExitsAtThree"]) == 70
-    last = capfd.readouterr().err.splitlines()[-1]
-    assert last.startswith(
-        "rlzmq: ended by ExitRaisedError: your code called sys.exit('no license for the simulator') at "
-    )
-
-
-@pytest.mark.filterwarnings("ignore:.*ERROR")  # Gymnasium's, beside the exception
-def test_an_env_in_a_process_of_its_own_that_exits_says_so() -> None:
-    config = PPOConfig().environment(ExitsAtThree).learners(num_learners=0)
-    config.env_runners(num_env_runners=0, gym_env_vectorize_mode="async")
-    with (
-        config.build() as algo,
-        pytest.raises(ExitRaisedError, match=r"sys.exit\('no license.*\.py:\d+ in step"),
-    ):
-        algo.train()
-
-
 class Own(BaseException):
     pass
 
 
 def raises_own(**kwargs: Any) -> None:
-    raise Own("mine")
-
-
-def raises_a_group(**kwargs: Any) -> None:
-    raise BaseExceptionGroup("several", [GeneratorExit()])
+    raise BaseExceptionGroup("several", [Own("mine")])
 
 
 def is_cancelled(*args: Any, **kwargs: Any) -> None:
@@ -259,22 +218,12 @@ async def is_cancelled_later(*args: Any, **kwargs: Any) -> None:
     raise asyncio.CancelledError
 
 
-class CancelledLearner(PPOLearner):
-    compute_loss_for_module = is_cancelled
-
-
 @pytest.mark.parametrize(
-    ("name", "num_runners"),
-    [("raises_own", 0), ("raises_a_group", 1), ("is_cancelled", 0), ("is_cancelled_later", 1), ("loss", 0)],
+    ("name", "num_runners"), [("raises_own", 0), ("is_cancelled", 0), ("is_cancelled_later", 1)]
 )
 def test_what_user_code_in_the_driver_raises_is_an_error_of_it(name: str, num_runners: int) -> None:
-    config = PPOConfig().environment("CartPole-v1").learners(num_learners=0)
-    config.training(train_batch_size_per_learner=40, minibatch_size=20, num_epochs=1)
-    config.env_runners(num_env_runners=num_runners)
-    if name == "loss":
-        name = "is_cancelled"
-        config.training(learner_class=CancelledLearner)
-    elif name == "is_cancelled_later":
+    config = small(num_env_runners=num_runners)
+    if name == "is_cancelled_later":
         config.evaluation(evaluation_interval=1, custom_evaluation_function=is_cancelled_later)
     else:
         config.callbacks(on_train_result=globals()[name])
@@ -283,8 +232,7 @@ def test_what_user_code_in_the_driver_raises_is_an_error_of_it(name: str, num_ru
 
 
 async def test_a_task_that_trains_can_be_cancelled() -> None:
-    config = PPOConfig().environment("CartPole-v1").env_runners(num_env_runners=1).learners(num_learners=0)
-    async with config.build_async() as algo:
+    async with small(num_env_runners=1).build_async() as algo:
         training = asyncio.create_task(anext(algo.results()))
         await asyncio.sleep(0)
         training.cancel()
@@ -297,7 +245,6 @@ def test_an_env_that_raises_no_error_when_it_is_closed_ends_nothing(caplog: pyte
         def close(self) -> None:
             raise GeneratorExit
 
-    config = PPOConfig().environment(Env, env_config={"exits": False}).env_runners(num_env_runners=0)
-    config.environment(observation_space=Env.observation_space, action_space=Env.action_space)
-    config.build().stop()
+    small(env=Env, env_config={"exits": False}, observation_space=Env.observation_space,
+          action_space=Env.action_space).build().stop()  # fmt: skip
     assert "raised in close()" in caplog.text

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,6 +16,7 @@ from rlzmq.core.imports import MissingPackageError
 from rlzmq.launch import hosts
 from rlzmq.launch.engine import Jobs, engine_of
 from rlzmq.net.keys import JoinFile
+from tests.support.runs import until
 
 _DEADLINE_S = 60.0
 
@@ -117,10 +117,7 @@ class Host:
         return path.read_text() if path.exists() else ""
 
     def until(self, is_true: Callable[[], object]) -> None:
-        deadline = time.monotonic() + _DEADLINE_S
-        while not is_true():
-            assert time.monotonic() < deadline, self.log
-            time.sleep(0.05)
+        until(is_true, lambda: self.log, _DEADLINE_S)
 
     def ends(self) -> int:
         return self.process.wait(_DEADLINE_S)

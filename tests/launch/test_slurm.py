@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.slurm import Slurm, until, why_no_slurm
+from tests.support.runs import assert_accounts_in, wait_for_text
+from tests.support.slurm import DEADLINE_S, Slurm, until, why_no_slurm
 
 pytestmark = [
     pytest.mark.slow,
@@ -39,18 +40,10 @@ def nothing_stays(slurm: Slurm) -> Iterator[None]:
 class Run:
     """A run that was submitted."""
 
-    def __init__(
-        self,
-        slurm: Slurm,
-        name: str,
-        cluster: str,
-        more: str = "",
-        before: str = "",
-        env: str = "CartPole-v1",
-    ) -> None:
+    def __init__(self, slurm: Slurm, name: str, cluster: str, before: str = "") -> None:
         self.slurm, self.path = slurm, slurm.home / "runs" / name
         (slurm.home / "cluster.toml").write_text(cluster)
-        self.said = slurm.ctl(f"{before}{_TRAIN} --env {env} --run-dir runs/{name} {more}")
+        self.said = slurm.ctl(f"{before}{_TRAIN} --env CartPole-v1 --run-dir runs/{name}")
         self.jobs = dict(re.findall(r"^(head|learners|runners) +(\S+)$", self.said, re.M))
         assert "head" in self.jobs, self.said
         for role in self.jobs.keys() - {"head"}:
@@ -62,13 +55,7 @@ class Run:
 
     def wait_for(self, pattern: str, role: str = "head", after: int = 0) -> int:
         """Wait for text in a log; return where it ends."""
-        until(
-            lambda: re.search(pattern, self.log(role)[after:]),
-            lambda: f"{pattern!r}: {self.slurm.describe()}",
-        )
-        found = re.search(pattern, self.log(role)[after:])
-        assert found is not None
-        return after + found.end()
+        return wait_for_text(lambda: self.log(role), pattern, after, self.slurm.describe, DEADLINE_S)
 
     def wait_until(self, role: str, name: str, *values: str) -> None:
         until(lambda: self.slurm.fact(self.jobs[role], name) in values, self.slurm.describe)
@@ -118,11 +105,7 @@ def test_a_run_outlives_its_time_limit_and_preemption_and_stays_cancelled(slurm:
     last = [int(number) for number in re.findall(r"^iter (\d+)", run.log(), re.M)][-1]
     newest = sorted((run.path / "checkpoints").iterdir())[-1]
     assert int(newest.name) >= last
-    for account in re.findall(
-        r"accounting: sampled (\d+) = trained (\d+) \+ dropped (\d+) \+ pending (\d+)", run.log()
-    ):
-        sampled, *rest = map(int, account)
-        assert sampled == sum(rest)
+    assert_accounts_in(run.log())
 
 
 def test_only_the_runner_that_died_and_those_of_a_dead_node_are_replaced(slurm: Slurm) -> None:

@@ -6,13 +6,13 @@ import os
 import re
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.support.machines import Machine, Machines, why_no_machines
+from tests.support.runs import assert_accounts_in, ends_of, until, wait_for_text
 
 pytestmark = [
     pytest.mark.slow,
@@ -85,11 +85,7 @@ class Run:
 
     def wait_for(self, machine: Machine, name: str, pattern: str, after: int = 0) -> int:
         """Wait for text in a log; return where it ends."""
-        deadline = time.monotonic() + _DEADLINE_S
-        while (found := re.search(pattern, self.log(machine, name)[after:])) is None:
-            assert time.monotonic() < deadline, f"{pattern!r}: {self.describe()}"
-            time.sleep(0.1)
-        return after + found.end()
+        return wait_for_text(lambda: self.log(machine, name), pattern, after, self.describe)
 
     def trains_on(self, count: int = 3) -> None:
         """Wait until the head has finished further iterations."""
@@ -101,20 +97,18 @@ class Run:
         head = self.machines[1]
         observer = head.directory / "work" / "run" / "jobs" / "join.observer.toml"
         top = [sys.executable, "-m", "rlzmq", "top", str(observer), "--count", "1"]
-        deadline = time.monotonic() + _DEADLINE_S
-        while name not in head.popen(top, stdout=subprocess.PIPE, text=True).communicate()[0]:
-            assert time.monotonic() < deadline, self.describe()
+        until(
+            lambda: name in head.popen(top, stdout=subprocess.PIPE, text=True).communicate()[0], self.describe
+        )
 
     def ends(self, *machines: Machine) -> None:
         """Wait until no loop and no role is left on machines."""
-        deadline = time.monotonic() + _DEADLINE_S
-        while left := [p for machine in machines for p in machine.processes() if _is_ours(p)]:
-            assert time.monotonic() < deadline, f"{left}: {self.describe()}"
-            time.sleep(0.1)
+        until(
+            lambda: not any(_is_ours(p) for machine in machines for p in machine.processes()), self.describe
+        )
 
     def describe(self) -> str:
-        logs = self.machines.directory.glob("m*/work/run/jobs/*.log")
-        return "\n".join(f"-- {log}\n" + "\n".join(log.read_text().splitlines()[-15:]) for log in logs)
+        return ends_of(self.machines.directory.glob("m*/work/run/jobs/*.log"))
 
 
 def _is_ours(process: object) -> bool:
@@ -194,11 +188,7 @@ def test_what_dies_is_started_again_and_the_others_never_notice(machines: Machin
         run.trains_on()
     run.type("launch stop run")
     run.ends(head, first, second)
-    for sampled, *rest in re.findall(
-        r"accounting: sampled (\d+) = trained (\d+) \+ dropped (\d+).* \+ pending (\d+)",
-        run.log(head, "head"),
-    ):
-        assert int(sampled) == sum(map(int, rest))
+    assert_accounts_in(run.log(head, "head"))
 
 
 def test_a_run_outlives_the_laptop(machines: Machines) -> None:
@@ -231,10 +221,7 @@ def test_what_is_wrong_is_named_and_leaves_nothing(machines: Machines) -> None:
     machines.directory.joinpath("known_hosts").write_text("")
     with pytest.raises(AssertionError, match=r"rlzmq: m1: (.|\n)*Host key verification failed"):
         Run(machines, runners=2)
-    deadline = time.monotonic() + _DEADLINE_S
-    while any(map(_is_ours, (*head.processes(), *first.processes(), *second.processes()))):
-        assert time.monotonic() < deadline
-        time.sleep(0.1)
+    until(lambda: not any(map(_is_ours, (*head.processes(), *first.processes(), *second.processes()))))
 
 
 def test_the_page_typed_literally(machines: Machines) -> None:

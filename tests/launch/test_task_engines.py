@@ -10,7 +10,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.support.task_clusters import ENGINES, Node, TaskCluster, until, why_missing
+from tests.support.runs import assert_accounts_in, ends_of, wait_for_text
+from tests.support.task_clusters import DEADLINE_S, ENGINES, Node, TaskCluster, until, why_missing
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
@@ -18,7 +19,6 @@ _TRAIN = (
     "rlzmq train ppo --env CartPole-v1 --preset none --batch-size-per-learner 200 --minibatch-size 50 --num-epochs 1 "
     "--checkpoint-every-s 2 --run-dir runs/a --cluster cluster.toml"
 )
-_ACCOUNT = r"accounting: sampled (\d+) = trained (\d+) \+ dropped (\d+)(?: \(.*?\))? \+ pending (\d+)"
 
 
 @pytest.fixture(scope="module", params=list(ENGINES))
@@ -49,18 +49,11 @@ class Run:
         return path.read_text() if path.exists() else ""
 
     def describe(self) -> str:
-        logs = [*(self.path / "jobs").glob("*.log"), *self.cluster.directory.glob("*.log")]
-        return "\n".join(f"-- {log}\n" + "\n".join(log.read_text().splitlines()[-15:]) for log in logs)
+        return ends_of([*(self.path / "jobs").glob("*.log"), *self.cluster.directory.glob("*.log")])
 
     def wait_for(self, pattern: str, name: str = "head", after: int = 0) -> int:
         """Wait for text in a log; return where it ends."""
-        until(
-            lambda: re.search(pattern, self.log(name)[after:]),
-            lambda: f"{name}: {pattern!r}\n{self.describe()}",
-        )
-        found = re.search(pattern, self.log(name)[after:])
-        assert found is not None
-        return after + found.end()
+        return wait_for_text(lambda: self.log(name), pattern, after, self.describe, DEADLINE_S)
 
     def runners(self, count: int, without: int = 0) -> dict[int, Node]:
         """Wait until so many runners run, this one not among them; return them."""
@@ -84,7 +77,7 @@ def test_a_run_reaches_its_goal(cluster: TaskCluster, tmp_path: Path) -> None:
     assert "[runners] 1: runner" in said
     assert "≥ 40" in run.log()
     until(lambda: not cluster.roles(""), run.describe)
-    account(run)
+    assert_accounts_in(run.log())
 
 
 def test_what_dies_is_replaced_and_the_rest_goes_on(cluster: TaskCluster, tmp_path: Path) -> None:
@@ -133,7 +126,7 @@ def test_what_dies_is_replaced_and_the_rest_goes_on(cluster: TaskCluster, tmp_pa
     assert (run.path / "jobs" / "head.code").read_text() == "75"
     iterations = re.findall(r"^iter (\d+)", run.log(), re.M)
     assert int(max((run.path / "checkpoints").iterdir()).name) >= int(iterations[-1])
-    account(run)
+    assert_accounts_in(run.log())
     assert secret not in run.describe() + said
 
 
@@ -155,7 +148,7 @@ def test_learners_of_two_nodes_train_each_with_its_gpu_and_are_replaced(
     run.wait_for("iter (.|\n)*" * 3, after=len(run.log()))
     run.type("rlzmq launch stop runs/a")
     assert not cluster.roles("")
-    account(run)
+    assert_accounts_in(run.log())
 
 
 def test_what_no_worker_offers_is_refused(cluster: TaskCluster, tmp_path: Path) -> None:
@@ -186,15 +179,8 @@ def test_the_page_typed_literally(cluster: TaskCluster, tmp_path: Path) -> None:
     run.runners(3)
     run.type(stop)
     assert not cluster.roles("")
-    account(run)
+    assert_accounts_in(run.log())
 
 
 def kill(node: Node, pid: int) -> None:
     next(process for process in node.tree() if process.pid == pid).send_signal(signal.SIGKILL)
-
-
-def account(run: Run) -> None:
-    accounts = re.findall(_ACCOUNT, run.log())
-    assert accounts
-    for sampled, *rest in accounts:
-        assert int(sampled) == sum(map(int, rest))

@@ -1,30 +1,23 @@
-"""A proxy between zmq sockets that misbehaves on request: seedable, frame-aware, counts what it did.
+"""A proxy between zmq sockets that misbehaves on request, and counts what it did.
 
-It forwards TCP or Unix connections. Faults on bytes: black hole, cut, rate. Faults on whole ZMTP messages (NULL or
-CURVE; read from the framing, contents untouched): duplicate. Every fault that fired is counted in ``fired``, so that
-a test can prove that it tested something.
+It forwards TCP or Unix connections: black hole, cut, rate. Every fault that fired is counted in ``fired``, so that a
+test can prove that it tested something.
 """
 
 from __future__ import annotations
 
 import asyncio
 import os
-import random
 from collections import Counter
-from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
-
-_GREETING_BYTES = 64
-_MORE, _LONG, _COMMAND = 1, 2, 4
 
 
 @dataclass
 class Faults:
-    """What happens to one direction; may be changed while traffic flows. ``duplicate`` is a probability per message."""
+    """What happens to one direction; may be changed while traffic flows."""
 
     rate_bytes_per_s: float = 0.0
     black_hole: bool = False
-    duplicate: float = 0.0
 
 
 @dataclass
@@ -36,14 +29,12 @@ class ChaosProxy:
 
     upstream: str
     listen: str = "tcp://127.0.0.1:0"
-    seed: int = 0
     to_server: Faults = field(default_factory=Faults)
     to_client: Faults = field(default_factory=Faults)
     address: str = ""
     fired: Counter[str] = field(default_factory=Counter)
 
     async def __aenter__(self) -> ChaosProxy:
-        self._random = random.Random(self.seed)
         self._tasks: set[asyncio.Task[None]] = set()
         self._writers: set[asyncio.StreamWriter] = set()
         scheme, _, rest = self.listen.partition("://")
@@ -107,44 +98,13 @@ class ChaosProxy:
 
     async def _carry(self, source: asyncio.StreamReader, sink: asyncio.StreamWriter, faults: Faults) -> None:
         try:
-            async for data, is_message in _pieces(source, faults):
+            while data := await source.read(65536):
                 if faults.black_hole:
                     self.fired["black_hole"] += 1
                     continue
-                copies = 2 if is_message and self._random.random() < faults.duplicate else 1
-                self.fired["duplicate"] += copies - 1
-                for _ in range(copies):
-                    if faults.rate_bytes_per_s:
-                        await asyncio.sleep(len(data) / faults.rate_bytes_per_s)
-                    sink.write(data)
-                    await sink.drain()
-        except (ConnectionError, asyncio.IncompleteReadError):
+                if faults.rate_bytes_per_s:
+                    await asyncio.sleep(len(data) / faults.rate_bytes_per_s)
+                sink.write(data)
+                await sink.drain()
+        except ConnectionError:
             pass
-
-
-async def _pieces(source: asyncio.StreamReader, faults: Faults) -> AsyncIterator[tuple[bytes, bool]]:
-    """Greeting and commands as they are; messages whole when a fault needs them so, else bytes."""
-    if not faults.duplicate:
-        while data := await source.read(65536):
-            yield data, False
-        return
-    num_left = _GREETING_BYTES  # sent in parts, each waiting for the peer's
-    while num_left and (data := await source.read(num_left)):
-        num_left -= len(data)
-        yield data, False
-    message = b""
-    while True:
-        flags = await source.readexactly(1)
-        size = await source.readexactly(8 if flags[0] & _LONG else 1)
-        frame = flags + size + await source.readexactly(int.from_bytes(size, "big"))
-        if flags[0] & _COMMAND and not _is_curve_message(frame):
-            yield frame, False
-            continue
-        message += frame
-        if not flags[0] & _MORE:
-            yield message, True
-            message = b""
-
-
-def _is_curve_message(frame: bytes) -> bool:
-    return b"\x07MESSAGE" in frame[:20]

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from chaos_proxy import ChaosProxy
 
 from rlzmq.core.errors import ConfigurationError
 from rlzmq.core.files import read_private_file, write_private_file
@@ -65,21 +64,6 @@ async def test_the_authenticator_answers_while_the_loop_is_busy(context: Context
         while authenticator.num_accepted == 0 and loop.time() < end:
             pass  # never yields
         assert authenticator.num_accepted == 1
-
-
-async def test_replayed_traffic_is_refused(context: Context) -> None:
-    with Authenticator(context, {RUNNER.public: "runner"}):
-        server = Server(context)
-        async with ChaosProxy(server.address) as proxy:
-            proxy.to_server.duplicate = 1.0
-            dealer = client(context, RUNNER)
-            dealer.connect(proxy.address)
-            dealer.send([b"once"])
-            assert await asyncio.wait_for(server.received.get(), DEADLINE_S) == ("runner", b"once")
-            await asyncio.wait_for(server.refused.wait(), DEADLINE_S)  # the copy
-            assert proxy.fired["duplicate"] >= 1
-            assert server.received.empty()
-            dealer.close(linger_ms=0)
 
 
 def test_a_key_pair_hides_its_secret() -> None:

@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rlzmq.net import shared_memory
 from rlzmq.net.shared_memory import MIN_SHARED_BYTES, SegmentPool, SharedFrames
 from rlzmq.wire.codec import FOLDED, Buffer, WireError, encode_opaque
 from rlzmq.wire.messages import decode_message
@@ -44,16 +43,6 @@ def contents(frames: Any) -> list[bytes]:
     return [bytes(memoryview(frame).cast("B")) for frame in frames]
 
 
-def test_a_folded_message_is_small_and_unfolds_to_the_same_frames() -> None:
-    frames = message()
-    wire = Side().sends(frames)
-    assert sum(map(len, wire)) < 500
-    received = Side().shared.unfold(b"", wire)
-    assert received is not None
-    assert contents(received) == contents(frames)
-    assert all(not memoryview(frame).readonly for frame in received[1:3])
-
-
 def test_a_received_message_is_sent_on_without_a_copy() -> None:
     broker = Side()
     frames = message(num_bytes=2 * MIN_SHARED_BYTES)
@@ -69,30 +58,6 @@ def test_a_received_message_is_sent_on_without_a_copy() -> None:
         last = Side().shared.unfold(b"", wire)
         assert last is not None
         assert contents(last) == contents(sent)
-
-
-def test_other_messages_are_sent_as_they_are() -> None:
-    side = Side()
-    for frames in (
-        [b"\2\7"],
-        [b"\2\7", np.zeros(2 * MIN_SHARED_BYTES, np.uint8)],
-        [b"\2\7", message()[1][: MIN_SHARED_BYTES - 1]],  # a small part of a segment
-        [],
-        [b""],
-    ):
-        assert side.shared.fold(b"", frames) is frames
-        assert side.shared.unfold(b"", frames) is frames
-
-
-def test_who_holds_as_many_as_it_may_asks_for_frames(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shared_memory, "_MAX_HELD", 2)
-    sender, receiver = Side(), Side()
-    sent = [message(inline=bytes([number])) for number in range(3)]
-    received = [receiver.shared.unfold(b"", sender.sends(frames)) for frames in sent]
-    assert [frames is None for frames in received] == [False, False, True]
-    (answer,) = receiver.answers
-    assert sender.shared.unfold(b"", contents(answer)) is None
-    assert sender.reasons == ["OSError: 2 segments are held here"]
 
 
 def test_who_cannot_open_it_says_so_and_gets_frames(monkeypatch: pytest.MonkeyPatch) -> None:

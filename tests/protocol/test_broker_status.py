@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from core_fakes import Bench, bench_with_runner
 
-from rlzmq.protocol.core import PeerLost, Tick
+from rlzmq.protocol.core import Tick
 from rlzmq.wire.messages import (
     Committed,
     DriverState,
@@ -19,7 +19,6 @@ from rlzmq.wire.messages import (
     Refused,
     Rejected,
     RunnerState,
-    ShardReady,
     StatusRequest,
     Weights,
     Welcome,
@@ -114,21 +113,6 @@ def test_a_broker_names_what_an_update_lacks():
     assert lines == [
         "broker: has been collecting update 0 for 4.5 s: 0 of 40 env steps have arrived, 40 are leased",
         "a: samples a lease granted 2.0 s ago, last heard 2.0 s ago",
-    ]
-
-
-def test_a_broker_names_the_ranks_that_it_waits_for():
-    bench = bench_with_runner(num_ranks=2, batch=20, steps=20)
-    run = bench.state.runs[0]
-    assert _waits(bench) == ["broker: waits for READY of update 0 from learner-0, learner-1"]
-    bench.send("learner-0", ShardReady(0, run.attempt, 1, 0))
-    assert _waits(bench) == ["broker: waits for READY of update 0 from learner-1"]
-    bench.send("learner-1", ShardReady(0, run.attempt, 1, 1))
-    assert _waits(bench) == ["broker: waits for the result of update 0 from learner-0, learner-1"]
-    bench.event(PeerLost(b"learner-1"))
-    assert _waits(bench) == [
-        "broker: waits for the result of update 0 from learner-0, rank 1 (not registered)",
-        "broker: waits for learners: the group has 2, registered: learner-0",
     ]
 
 

@@ -13,16 +13,12 @@ from rlzmq.core.addresses import SocketDirectory
 from rlzmq.driver.join_files import JoinKeys, listen_addresses
 from rlzmq.net.context import Context, SocketOptions
 from rlzmq.net.keys import CurveClient
-from rlzmq.net.shared_memory import FOLDED_TOPIC, MIN_SHARED_BYTES, Segment, SegmentPool, SharedFrames
+from rlzmq.net.shared_memory import MIN_SHARED_BYTES, Segment, SegmentPool, SharedFrames
 from rlzmq.net.socket import DrainSocket
 from rlzmq.roles.listeners import BrokerListeners
 from rlzmq.wire.codec import (
     FOLDED,
-    PUBLICATION_TOPIC,
     SchemaError,
-    new_publication_buffer,
-    open_publication,
-    seal_publication,
 )
 from rlzmq.wire.messages import decode_message
 
@@ -103,53 +99,6 @@ async def test_a_local_peer_gets_the_place_and_a_peer_from_outside_the_frames(do
     whole = await asyncio.wait_for(from_afar.get(), 20)
     assert bytes(whole[0]) == HEADER
     assert bytes(whole[1]) == bytes(unfolded[1]) == column.tobytes()
-
-
-async def test_weights_in_shared_memory_are_published_as_their_place_and_outside_as_a_notice(
-    door: Door,
-) -> None:
-    topic = PUBLICATION_TOPIC
-    content = new_publication_buffer(MIN_SHARED_BYTES)
-    seal_publication(content, run_id="", generation=1, version=2, layout_digest="")
-    frame = SegmentPool().make(len(content), lambda memory: np.copyto(memory, content))
-    assert frame is not None
-    outside = CurveClient(door.keys.server.public, door.keys.clients["runner"])
-    local = await published(door, frame, topic, "weights")
-    remote = await published(door, frame, topic, "remote_weights", outside)
-    assert local[0][1] == FOLDED
-    assert sum(map(len, local)) < 500
-    unfolded = SharedFrames(nothing, nothing).unfold(b"", local)
-    assert unfolded is not None
-    assert bytes(unfolded[-1]) == frame.tobytes()
-    notice, _ = open_publication(remote[0])
-    assert (notice.version, notice.has_body) == (2, False)
-    # A runner that cannot open it says so by its other socket; from then on all get frames.
-    runner, _ = door.connect("runner")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Segment, "hold", lambda *place: (_ for _ in ()).throw(PermissionError(13, "no")))
-        assert SharedFrames(lambda peer, frames: runner.send(frames), nothing).unfold(b"", local) is None
-    runner.send([b"next"])
-    await door.get()
-    assert bytes((await published(door, frame, topic, "weights"))[0]) == frame.tobytes()
-
-
-async def published(door: Door, frame: Any, topic: bytes, name: str, curve: Any = None) -> Any:
-    """Publish a frame until a new subscriber receives it; return what it receives."""
-    received: asyncio.Queue[Any] = asyncio.Queue()
-    socket = DrainSocket(
-        door.context,
-        "SUB",
-        received.put_nowait,
-        options=LARGE,
-        subscriptions=[topic, FOLDED_TOPIC],
-        curve=curve,
-    )
-    socket.connect(door.addresses[name])
-    async with asyncio.timeout(20):
-        while received.empty():
-            door.listeners.publish(frame)
-            await asyncio.sleep(0.01)
-    return await received.get()
 
 
 async def test_a_place_from_outside_is_refused_unopened(door: Door, monkeypatch: pytest.MonkeyPatch) -> None:

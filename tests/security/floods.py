@@ -34,7 +34,7 @@ from rlzmq.wire.messages import (
     encode_message,
 )
 from rlzmq.wire.payloads import encode_fragment
-from tests.security.strangers import GREETING
+from tests.security.strangers import CURVE
 
 __all__ = [
     "Pauses",
@@ -96,11 +96,18 @@ class Pauses:
 
 
 @contextlib.contextmanager
-def client(join: JoinFile, routing_id: bytes, name: str = "data", kind: int = zmq.DEALER) -> Iterator[Any]:
+def client(
+    join: JoinFile,
+    routing_id: bytes,
+    name: str = "data",
+    kind: int = zmq.DEALER,
+    receive_high_water_mark: int = 1000,
+) -> Iterator[Any]:
     """A zmq socket with the keys of a join file."""
     with zmq.Context() as context, context.socket(kind) as own:
         own.set(zmq.LINGER, 0)
         own.set(zmq.SNDHWM, 0)
+        own.set(zmq.RCVHWM, receive_high_water_mark)
         own.set(zmq.RECONNECT_IVL, 50)
         own.set(zmq.ROUTING_ID, routing_id)
         keys = join.curve()
@@ -119,37 +126,37 @@ def is_let_in(join: JoinFile, timeout_s: float = 3.0) -> bool:
         return bool(own.poll(1000 * timeout_s))
 
 
+@contextlib.contextmanager
+def _watched(join: JoinFile, name: str) -> Iterator[tuple[Any, Callable[[float], bool]]]:
+    """An observer's socket, and a function that waits so many seconds for its connection to be cut."""
+    with client(join, name.encode()) as own:
+        monitor = own.get_monitor_socket(zmq.EVENT_DISCONNECTED)
+        own.send_multipart(encode_message(Hello("observer", name, name)))
+        own.poll(5000)
+        yield own, lambda timeout_s: bool(monitor.poll(1000 * timeout_s))
+        own.disable_monitor()
+        monitor.close()
+
+
 def many_frames(join: JoinFile, num: int, num_bytes: int, *, timeout_s: float = 20.0) -> bool:
     """Send one message of many frames; return whether the connection was cut."""
     frame = bytes(num_bytes)
-    with client(join, b"flood") as own:
-        monitor = own.get_monitor_socket(zmq.EVENT_DISCONNECTED)
-        own.send_multipart(encode_message(Hello("observer", "flood", "flood")))
-        own.poll(5000)
+    with _watched(join, "flood") as (own, is_cut):
         for left in range(num - 1, -1, -1):
             own.send(frame, zmq.SNDMORE if left else 0, copy=num_bytes < 1 << 16)
-        was_cut = bool(monitor.poll(1000 * timeout_s))
-        own.disable_monitor()
-        monitor.close()
-        return was_cut
+        return is_cut(timeout_s)
 
 
 def unfinished_parts(join: JoinFile, num_bytes: int, *, timeout_s: float = 20.0) -> bool:
     """Send parts of one message that has no end; return whether the connection was cut."""
     data = bytes(PART_BYTES)
-    with client(join, b"parts") as own:
-        monitor = own.get_monitor_socket(zmq.EVENT_DISCONNECTED)
-        own.send_multipart(encode_message(Hello("observer", "parts", "parts")))
-        own.poll(5000)
+    with _watched(join, "parts") as (own, is_cut):
         deadline = time.monotonic() + timeout_s
         for index in range(num_bytes // PART_BYTES):
             own.send_multipart([struct.pack("<2sIIB", PART, 1, index, 0), data], copy=False)
-            if monitor.poll(0) or time.monotonic() > deadline:
+            if is_cut(0.0) or time.monotonic() > deadline:
                 break
-        was_cut = bool(monitor.poll(1000 * timeout_s))
-        own.disable_monitor()
-        monitor.close()
-        return was_cut
+        return is_cut(timeout_s)
 
 
 def subscriptions(join: JoinFile, num: int, *, timeout_s: float = 10.0) -> None:
@@ -195,14 +202,7 @@ def _messages(own: Any, timeout_s: float) -> Iterator[WireMessage]:
 
 def handshake_frames(address: str, num: int, num_bytes: int, *, timeout_s: float = 10.0) -> int:
     """Open connections that each send a frame of this size as their handshake; return the bytes that were taken."""
-    begin = (
-        GREETING
-        + b"CURVE".ljust(20, b"\0")
-        + bytes(32)
-        + b"\x06"
-        + num_bytes.to_bytes(8, "big")
-        + b"\x05HELLO"
-    )
+    begin = CURVE + b"\x06" + num_bytes.to_bytes(8, "big") + b"\x05HELLO"
     chunk = bytes(_MIB)
     taken = [0] * num
 

@@ -3,46 +3,22 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import socket
-from collections.abc import Callable
 
 import zmq
 
-__all__ = ["GREETING", "KINDS", "knock", "wrong_keys"]
+__all__ = ["CURVE", "KINDS", "knock", "wrong_keys"]
 
-GREETING = b"\xff" + bytes(8) + b"\x7f\x03\x00"  # ZMTP 3.0, up to the mechanism's name
-
-
-def _garbage() -> bytes:
-    return os.urandom(512)
+_GREETING = b"\xff" + bytes(8) + b"\x7f\x03\x00"  # ZMTP 3.0, up to the mechanism's name
 
 
-def _http() -> bytes:
-    return b"GET / HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n"
-
-
-def _silence() -> bytes:
-    return b""
-
-
-def _no_key() -> bytes:
-    return GREETING + b"NULL".ljust(20, b"\0") + bytes(32)
-
-
-def _oversize() -> bytes:
-    """A CURVE greeting, then a command that claims 8 GiB."""
-    return (
-        GREETING + b"CURVE".ljust(20, b"\0") + bytes(32) + b"\x06" + (8 << 30).to_bytes(8, "big") + b"x" * 512
-    )
-
-
-KINDS: dict[str, Callable[[], bytes]] = {
-    "garbage": _garbage,
-    "http": _http,
-    "silence": _silence,
-    "no key": _no_key,
-    "oversize": _oversize,
+CURVE = _GREETING + b"CURVE".ljust(20, b"\0") + bytes(32)
+KINDS: dict[str, bytes] = {
+    "garbage": bytes(range(256)) * 2,
+    "http": b"GET / HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n",
+    "silence": b"",
+    "no key": _GREETING + b"NULL".ljust(20, b"\0") + bytes(32),
+    "oversize": CURVE + b"\x06" + (8 << 30).to_bytes(8, "big") + b"x" * 512,  # a command that claims 8 GiB
 }
 
 
@@ -53,7 +29,7 @@ def knock(host: str, port: int, kind: str, *, timeout_s: float = 5.0) -> bytes:
         contextlib.suppress(OSError),
         socket.create_connection((host, port), timeout=timeout_s) as connection,
     ):
-        if data := KINDS[kind]():
+        if data := KINDS[kind]:
             connection.sendall(data)
         with contextlib.suppress(TimeoutError):
             while chunk := connection.recv(4096):

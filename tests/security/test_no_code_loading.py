@@ -71,7 +71,6 @@ def test_the_check_itself_finds_offences(tmp_path: Path) -> None:
 
 # Who imports by a name that is not written in the code: each of these names is typed by the user or a constant, but
 # for those of files, which all go through one function.
-IMPORTS = re.compile(r"import_module\(|__import__\(|load_env_creator\(")
 IMPORTERS = {
     "actors/fork_main.py",
     "algorithms/algorithm_config.py",
@@ -97,13 +96,13 @@ def test_names_in_files_are_followed_in_one_place() -> None:
     assert found == IMPORTERS | {"envs/vector.py"}  # a registered entry point, which gym.make would import
 
 
-# Loaded before anything else in every Python process of the run (sitecustomize).
+# Loaded before anything else in every Python process of the run (sitecustomize). Whatever unpickles an object, in any
+# package, asks for its class.
 TRAP = """
-import builtins, os, sys
+import os, sys
 
-def _trap(module, name):
-    original = getattr(module, name)
-    def trapped(*args, **kwargs):
+def trap(event, arguments):
+    if event == "pickle.find_class":
         frame, chain = sys._getframe(1), []
         while frame is not None:
             chain.append(frame.f_code.co_filename)
@@ -111,28 +110,10 @@ def _trap(module, name):
         # The fork server's children get their class and arguments by value from their own parent.
         if not any(path.endswith(os.path.join("actors", "by_value.py")) for path in chain):
             with open(os.environ["RLZMQ_TRAP"], "a") as log:
-                log.write(f"{module.__name__}.{name} in pid {os.getpid()}: {chain[:6]}\\n")
-            raise AssertionError(f"{module.__name__}.{name} was called")
-        return original(*args, **kwargs)
-    setattr(module, name, trapped)
+                log.write(f"{arguments} in pid {os.getpid()}: {chain[:6]}\\n")
+            raise AssertionError(f"{arguments} was unpickled")
 
-import pickle, marshal
-for _name in ("loads", "load"):
-    _trap(pickle, _name)
-for _name in ("loads", "load"):
-    pickle.__dict__["_" + _name] = getattr(pickle, _name)
-
-_import = builtins.__import__
-_seen = set()
-def _watching(name, *args, **kwargs):
-    module = _import(name, *args, **kwargs)
-    for package, function in (("torch", "load"), ("yaml", "load"), ("cloudpickle", "loads")):
-        loaded = sys.modules.get(package)
-        if loaded is not None and package not in _seen and hasattr(loaded, function):
-            _seen.add(package)
-            _trap(loaded, function)
-    return module
-builtins.__import__ = _watching
+sys.addaudithook(trap)
 with open(os.environ["RLZMQ_TRAP"] + ".armed", "a") as log:
     log.write(f"{os.getpid()}\\n")
 """

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import psutil
+import pytest
 
 from tests.support.runs import listening
 
@@ -22,24 +23,16 @@ def listeners() -> list[tuple[str, int]]:
     return sorted(set(found))
 
 
-def test_a_run_on_one_machine_listens_nowhere(tmp_path: Path) -> None:
-    config = listening(tmp_path, num_env_runners=2, listen=None, join_file=None)
-    with config.learners(num_learners=1).build() as algo:
+@pytest.mark.parametrize(("num_learners", "listens"), [(1, False), (2, False), (0, True)])
+def test_a_run_opens_what_it_needs(num_learners: int, listens: bool, tmp_path: Path) -> None:
+    """Nothing for one learner, loopback's ports for two, and the two keyed ones where asked."""
+    where = {} if listens else {"listen": None, "join_file": None}
+    config = listening(tmp_path, num_env_runners=1, batch=120, **where)
+    with config.learners(num_learners=num_learners).build() as algo:
         algo.train()
-        assert listeners() == []
-
-
-def test_two_learners_listen_on_loopback_only(tmp_path: Path) -> None:
-    config = listening(tmp_path, num_env_runners=1, batch=120, listen=None, join_file=None)
-    with config.learners(num_learners=2).build() as algo:
-        algo.train()
-        assert {address for address, _ in listeners()} <= {"127.0.0.1", "::1"}
-
-
-def test_a_run_that_listens_opens_its_two_keyed_ports_and_no_more(tmp_path: Path) -> None:
-    with listening(tmp_path, num_env_runners=1).build() as algo:
-        algo.train()
+        found = listeners()
         keeper: Any = algo._async.session.pipeline._broker
         asked = {address.rpartition(":")[2] for address in keeper.remote_addresses.values()}
-        assert {str(port) for _, port in listeners()} == asked
-        assert {address for address, _ in listeners()} == {"127.0.0.1"}
+    assert {address for address, _ in found} <= {"127.0.0.1", "::1"}
+    assert num_learners != 1 or found == []
+    assert not listens or {str(port) for _, port in found} == asked

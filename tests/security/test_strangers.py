@@ -29,16 +29,15 @@ from rlzmq.wire.messages import (
 from tests.security.strangers import KINDS, knock, wrong_keys
 from tests.support.runs import assert_accounted, listening, until
 
+Run = tuple[Any, JoinFile, JoinFile]
+"""A run that listens, the join file of its runners and that of its observers."""
+
 
 @pytest.fixture(scope="module")
-def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Any, JoinFile, JoinFile]]:
+def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
     tmp_path = tmp_path_factory.mktemp("run")
     with listening(tmp_path, num_env_runners=1).build() as algo:
-        yield (
-            algo,
-            JoinFile.read(tmp_path / "join.toml"),
-            JoinFile.read(tmp_path / "join.observer.toml"),
-        )
+        yield algo, JoinFile.read(tmp_path / "join.toml"), JoinFile.read(tmp_path / "join.observer.toml")
 
 
 def status_of(observer: JoinFile) -> dict[str, Any]:
@@ -55,7 +54,7 @@ def num_turned_away(status: dict[str, Any]) -> int:
 
 
 @pytest.mark.parametrize("kind", list(KINDS))
-def test_strangers_learn_nothing_and_training_goes_on(kind: str, run: tuple[Any, JoinFile, JoinFile]) -> None:
+def test_strangers_learn_nothing_and_training_goes_on(kind: str, run: Run) -> None:
     algo, join, observer = run
     before = num_turned_away(status_of(observer))
     with ThreadPoolExecutor() as doors:  # a silent one is let stand for seconds at each
@@ -68,12 +67,11 @@ def test_strangers_learn_nothing_and_training_goes_on(kind: str, run: tuple[Any,
 
 
 @pytest.mark.parametrize("knows_server", [True, False])
-def test_unknown_and_missing_keys_are_refused_and_counted(
-    knows_server: bool, run: tuple[Any, JoinFile, JoinFile]
-) -> None:
+def test_unknown_and_missing_keys_are_refused_and_counted(knows_server: bool, run: Run) -> None:
     algo, join, observer = run
     before = status_of(observer)["connections"]
     assert not wrong_keys(join.addresses["data"], join.server_public_key if knows_server else None)
+    assert not wrong_keys(join.addresses["data"], KeyPair.generate().public), "of another server"
     algo.train()
     after = status_of(observer)["connections"]
     if knows_server:
@@ -81,12 +79,6 @@ def test_unknown_and_missing_keys_are_refused_and_counted(
     else:
         num_before = sum(before["failed_handshakes"].values())
         until(lambda: sum(status_of(observer)["connections"]["failed_handshakes"].values()) > num_before)
-
-
-def test_another_servers_key_is_noticed_by_the_client(run: tuple[Any, JoinFile, JoinFile]) -> None:
-    """A runner does not talk to whoever took over the address."""
-    _, join, _ = run
-    assert not wrong_keys(join.addresses["data"], KeyPair.generate().public)
 
 
 async def _answers(
@@ -104,7 +96,7 @@ async def _answers(
     return answers
 
 
-def test_a_runners_key_gives_a_runners_rights_only(run: tuple[Any, JoinFile, JoinFile]) -> None:
+def test_a_runners_key_gives_a_runners_rights_only(run: Run) -> None:
     algo, join, observer = run
     before = status_of(observer)
     hello = Hello("runner", "runner-x@elsewhere", "u1", num_envs=1)
@@ -129,12 +121,10 @@ def test_a_runners_key_gives_a_runners_rights_only(run: tuple[Any, JoinFile, Joi
     [
         Hello("learner", "learner-0", "u2", generation=10**6, rank=0, num_ranks=1),
         Hello("driver", "driver", "u3"),
-        Hello(
-            "runner", "runner-0", "u4", num_envs=1, incarnation=10**6
-        ),  # a local runner's name: would fence it
+        Hello("runner", "runner-0", "u4", num_envs=1, incarnation=10**6),  # a local runner's name
     ],
 )
-def test_a_runners_key_opens_no_other_door(hello: Hello, run: tuple[Any, JoinFile, JoinFile]) -> None:
+def test_a_runners_key_opens_no_other_door(hello: Hello, run: Run) -> None:
     algo, join, observer = run
     before = status_of(observer)
 
@@ -150,13 +140,11 @@ def test_a_runners_key_opens_no_other_door(hello: Hello, run: tuple[Any, JoinFil
     assert_accounted(algo.train())
     after = status_of(observer)
     assert after["refused"]["key"] > before["refused"].get("key", 0)
-    assert [learner["name"] for learner in after["learners"]] == [
-        learner["name"] for learner in before["learners"]
-    ]
+    assert len(after["learners"]) == len(before["learners"])
     assert "runner-0" in [runner["name"] for runner in after["runners"]]
 
 
-def test_garbage_under_a_valid_key_is_refused_and_counted(run: tuple[Any, JoinFile, JoinFile]) -> None:
+def test_garbage_under_a_valid_key_is_refused_and_counted(run: Run) -> None:
     algo, join, observer = run
 
     async def speak() -> None:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import select
 import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
@@ -24,12 +25,15 @@ __all__ = [
     "Command",
     "ShortEnv",
     "assert_accounted",
+    "assert_accounts_in",
+    "ends_of",
     "listening",
     "small",
     "two_agents",
     "two_free_ports",
     "until",
     "until_async",
+    "wait_for_text",
     "weights_of",
 ]
 
@@ -182,6 +186,33 @@ def until(
         assert time.monotonic() < deadline, what if isinstance(what, str) else what()
         time.sleep(every_s)
     return answer
+
+
+def wait_for_text(
+    read: Callable[[], str], pattern: str, after: int, describe: Callable[[], str], timeout_s: float = 120.0
+) -> int:
+    """Wait for a pattern in a log, after so many characters; return where it ends."""
+    found = until(
+        lambda: re.search(pattern, read()[after:]), lambda: f"{pattern!r}: {describe()}", timeout_s, 0.1
+    )
+    return after + found.end()
+
+
+def ends_of(logs: Iterable[Path]) -> str:
+    """Return the last lines of logs, for a failure."""
+    return "\n".join(
+        f"-- {log}\n" + "\n".join(log.read_text(errors="replace").splitlines()[-15:]) for log in logs
+    )
+
+
+def assert_accounts_in(log: str) -> None:
+    """Check that every account in a log adds up; there is one."""
+    found = re.findall(
+        r"accounting: sampled (\d+) = trained (\d+) \+ dropped (\d+)(?: \(.*?\))? \+ pending (\d+)", log
+    )
+    assert found, log
+    for sampled, *rest in found:
+        assert int(sampled) == sum(map(int, rest))
 
 
 async def until_async(condition: Callable[[], object], timeout_s: float = 60.0) -> None:

@@ -6,21 +6,24 @@ Needs root, iproute2 and Debian's slurm-wlm and munge. /home and everything else
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import shutil
 import subprocess
 import sys
 import tempfile
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import psutil
 
-__all__ = ["Slurm", "why_no_slurm"]
+from tests.support import runs
+
+__all__ = ["DEADLINE_S", "Slurm", "until", "why_no_slurm"]
 
 ROOT = Path(__file__).parents[2]
-_DEADLINE_S = 480.0  # only a fault reaches it
+DEADLINE_S = 480.0  # only a fault reaches it
+until = functools.partial(runs.until, timeout_s=DEADLINE_S, every_s=0.3)
 _CONF = """\
 ClusterName=rlzmq
 SlurmctldHost=ctl(10.78.0.10)
@@ -77,14 +80,6 @@ def why_no_slurm() -> str:
         ["unshare", "--net", "--mount", "true"], capture_output=True, check=False, text=True
     )
     return f"namespaces cannot be made here: {probe.stderr.strip()}" if probe.returncode else ""
-
-
-def until(is_true: Callable[[], object], what: Callable[[], str]) -> None:
-    """Wait for an event; fail with a description of what is there instead."""
-    deadline = time.monotonic() + _DEADLINE_S
-    while not is_true():
-        assert time.monotonic() < deadline, what()
-        time.sleep(0.3)
 
 
 class Slurm:
@@ -154,10 +149,8 @@ class Slurm:
         self._start(self.argv("ctl", ["slurmctld", "-D"]))
         for node in self._nodes:
             self.boot(node)
-        until(
-            lambda: len(self.ctl("sinfo -h -p main -N -t idle -o %N").split()) == len(self._nodes),
-            self.describe,
-        )
+        idle = "sinfo -h -p main -N -t idle -o %N"
+        until(lambda: len(self.ctl(idle).split()) == len(self._nodes), self.describe)
 
     def boot(self, node: str) -> None:
         """Start a node."""
@@ -205,10 +198,7 @@ class Slurm:
     def describe(self) -> str:
         """Return the state of nodes and jobs, and the ends of all logs, for a failure."""
         logs = [*self._dir.glob("*.log"), *self.home.rglob("*.log")]
-        tails = [
-            f"-- {log}\n" + "\n".join(log.read_text(errors="replace").splitlines()[-15:]) for log in logs
-        ]
-        return "\n".join([self.ctl("sinfo -N; squeue -a; scontrol -o show job"), *tails])
+        return self.ctl("sinfo -N; squeue -a; scontrol -o show job") + "\n" + runs.ends_of(logs)
 
     def close(self) -> None:
         """End everything that runs in the namespaces, and remove them."""

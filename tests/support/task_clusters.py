@@ -6,6 +6,7 @@ Each node says that it has a GPU, whether it has one or not.
 from __future__ import annotations
 
 import contextlib
+import functools
 import importlib.util
 import os
 import shutil
@@ -13,31 +14,25 @@ import socket
 import subprocess
 import sys
 import tempfile
-import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import psutil
 
-__all__ = ["ENGINES", "Dask", "Node", "Ray", "TaskCluster", "until", "why_missing"]
+from tests.support import runs
+
+__all__ = ["DEADLINE_S", "ENGINES", "Dask", "Node", "Ray", "TaskCluster", "until", "why_missing"]
 
 ROOT = Path(__file__).parents[2]
 _BIN = Path(sys.executable).parent
-_DEADLINE_S = 300.0  # only a fault reaches it
+DEADLINE_S = 300.0  # only a fault reaches it
+until = functools.partial(runs.until, timeout_s=DEADLINE_S, every_s=0.2)
 
 
 def why_missing(engine: str) -> str:
     """Return why there can be no such cluster here; "" if there can."""
     package = {"ray": "ray", "dask": "distributed"}[engine]
     return "" if importlib.util.find_spec(package) else f"not installed: pip install 'rlzmq[{engine}]'"
-
-
-def until(is_true: Callable[[], object], what: Callable[[], str]) -> None:
-    """Wait for an event; fail with a description of what is there instead."""
-    deadline = time.monotonic() + _DEADLINE_S
-    while not is_true():
-        assert time.monotonic() < deadline, what()
-        time.sleep(0.2)
 
 
 class Node:
@@ -168,19 +163,8 @@ class Dask(TaskCluster):
 
     def add_node(self) -> Node:
         name = f"w{len(self.nodes)}"
-        argv = [
-            "worker",
-            self._address,
-            "--nthreads",
-            "3",
-            "--name",
-            name,
-            "--no-dashboard",
-            "--resources",
-            "MEMORY=8e9 GPU=1",
-            "--memory-limit",
-            "0",
-        ]
+        argv = ["worker", self._address, "--nthreads", "3", "--name", name, "--no-dashboard"]
+        argv += ["--resources", "MEMORY=8e9 GPU=1", "--memory-limit", "0"]
         return self.start([_BIN / "dask", *argv], "Registered to", name)
 
 

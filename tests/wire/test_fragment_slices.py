@@ -70,17 +70,6 @@ def test_a_fragment_that_claims_other_env_steps_than_it_holds_is_refused(claimed
         check_claims(fragment(episodes(), claimed))
 
 
-def test_parts_hold_no_more_than_their_episodes_columns() -> None:
-    whole = fragment(episodes())
-    sizes = [sum(memoryview(frame).nbytes for frame in part) for part in (whole, slice_fragment(whole, 0, 5))]
-    observations = 4 * 256 * np.array([sum(LENGTHS) + 2 * len(LENGTHS), LENGTHS[0] + 2])
-    assert sizes[0] > observations[0] > observations[1]
-    assert sizes[1] < observations[1] + 4096
-    largest = max(whole[:-1], key=len)
-    part = max(slice_fragment(whole, 0, 11), key=lambda frame: memoryview(frame).nbytes)
-    assert np.shares_memory(part, np.frombuffer(largest, np.uint8)), "a view"
-
-
 @pytest.mark.parametrize("seed", range(3))
 def test_a_part_of_agents_episodes_opens_to_the_same_as_the_whole(seed: int) -> None:
     env_config = {"p_birth": 0.4, "p_death": 0.2, "p_wait": 0.4, "p_end": 0.1}
