@@ -10,12 +10,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rlzmq import PPOConfig
 from rlzmq.algorithms.algorithm import Algorithm
 from rlzmq.algorithms.ppo.ppo_learner import PPOLearner
 from rlzmq.connectors.env_to_module import MeanStdFilter
-from rlzmq.envs.examples import MultiAgentCartPole
-from tests.support.runs import assert_accounted, small, weights_of
+from tests.support.runs import assert_accounted, small, two_agents, weights_of
 
 SCRIPT = Path(__file__).parents[2] / "scripts" / "resume_exactly.py"
 
@@ -122,25 +120,17 @@ def test_metrics_and_evaluation_go_on() -> None:
 
 
 def test_a_multi_agent_run_goes_on(tmp_path: Path) -> None:
-    def make() -> PPOConfig:
-        return (
-            make_config(1, 1)
-            .environment(MultiAgentCartPole, env_config={"num_agents": 2})
-            .env_runners(env_to_module_connector=None)
-            .multi_agent(policies={"p0", "p1"}, policy_mapping_fn=lambda agent, episode: f"p{agent}")
-        )
+    config = two_agents(num_env_runners=1, num_learners=1)
 
     def returns_and_weights(algo: Algorithm) -> Any:
-        result = algo.train()["env_runners"]
-        state = algo.get_module("p1").get_state()
-        return result["agent_episode_return_mean"], {name: np.array(value) for name, value in state.items()}
+        return algo.train()["env_runners"]["agent_episode_return_mean"], weights_of(algo, "p1")
 
-    with make().build() as algo:
+    with config.build() as algo:
         algo.train()
         path = algo.save_to_path(tmp_path / "c")
         algo.restore_from_path(path)
         expected = [returns_and_weights(algo) for _ in range(2)]
-    with make().build() as algo:
+    with config.build() as algo:
         algo.restore_from_path(path)
         for means, state in expected:
             again, weights_again = returns_and_weights(algo)

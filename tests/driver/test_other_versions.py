@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import resource
 import socket
 import subprocess
 import sys
@@ -78,21 +77,19 @@ def test_a_taken_port_is_refused(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_too_few_open_files_are_named_before_and_while_running(tmp_path: Path) -> None:
-    def limited(num_files: int, *arguments: str) -> subprocess.Popen[str]:
-        return subprocess.Popen(
-            [sys.executable, "-m", "rlzmq", *arguments],
-            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, cwd=tmp_path,
-            env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2]), "XDG_RUNTIME_DIR": str(tmp_path)},
-            preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_NOFILE, (num_files, num_files)),
-        )  # fmt: skip
-
-    doctor = limited(64, "doctor")
-    out, _ = doctor.communicate(timeout=60)
-    assert doctor.returncode == 78
-    assert "FAIL  open files       soft 64, hard 64: a broker serves about 12 peers" in out
-    train = limited(
-        40, "train", "ppo", "--env", "CartPole-v1", "--env-runners", "1", "--listen", "tcp://127.0.0.1:0"
-    )
-    out, _ = train.communicate(timeout=60)
-    assert train.returncode == 78, out
-    assert "only 40 files may be open in this process" in out
+    environment = {
+        **os.environ,
+        "PYTHONPATH": str(Path(__file__).parents[2]),
+        "XDG_RUNTIME_DIR": str(tmp_path),
+    }
+    train = "train ppo --env CartPole-v1 --env-runners 1 --listen tcp://127.0.0.1:0"
+    for num_files, command, says in (
+        (64, "doctor", "FAIL  open files       soft 64, hard 64: a broker serves about 12 peers"),
+        (40, train, "only 40 files may be open in this process"),
+    ):
+        line = f"ulimit -n {num_files}; exec {sys.executable} -m rlzmq {command} 2>&1"
+        done = subprocess.run(
+            ["sh", "-c", line], stdout=subprocess.PIPE, text=True, cwd=tmp_path, env=environment
+        )
+        assert done.returncode == 78, done
+        assert says in done.stdout

@@ -16,14 +16,13 @@ from rlzmq import (
     ConnectorV2,
     DefaultPPOTorchRLModule,
     MultiAgentEnvRunner,
-    PPOConfig,
     PPOLearner,
     RLModuleSpec,
     SingleAgentEnvRunner,
 )
 from rlzmq.core.callbacks import HOOKS, check_hooks
 from rlzmq.core.errors import ConfigurationError
-from rlzmq.envs.examples import MultiAgentCartPole
+from tests.support.runs import small, two_agents
 
 # What RLlib 2.60 calls, by the base class.
 METHODS: dict[type, str] = {
@@ -89,24 +88,16 @@ def test_every_method_is_called_or_its_class_is_told(
             base: overriding(base, names, calls, piece if base is ConnectorV2 else None)
             for base, names in methods.items()
         }
-    config = (
-        PPOConfig(algo_class=mine[PPO])
-        .environment("CartPole-v1")
-        .env_runners(
-            env_runner_cls=mine[runner],
-            env_to_module_connector=lambda *args: mine[ConnectorV2](),
-        )
-        .learners(learner_class=mine[PPOLearner])
-        .rl_module(
-            rl_module_spec=RLModuleSpec(module_class=mine[DefaultPPOTorchRLModule]),
-            model_config={"fcnet_hiddens": [8]},
-        )
-        .training(train_batch_size_per_learner=32, minibatch_size=16, num_epochs=1)
-        .evaluation(evaluation_interval=1, evaluation_duration=1, evaluation_config={"explore": False})
+    config = (two_agents if has_agents else small)(
+        env_runner_cls=mine[runner],
+        env_to_module_connector=lambda *args: mine[ConnectorV2](),
+        learner_class=mine[PPOLearner],
+        rl_module_spec=RLModuleSpec(module_class=mine[DefaultPPOTorchRLModule]),
+        evaluation_interval=1,
+        evaluation_duration=1,
+        evaluation_config={"explore": False},
     )
-    if has_agents:
-        config.environment(MultiAgentCartPole, env_config={"num_agents": 2})
-        config.multi_agent(policies=["p"], policy_mapping_fn=lambda *args, **kwargs: "p")
+    config.algo_class = mine[PPO]
     with config.build() as algo:
         algo.train()
         if has_agents:
@@ -147,15 +138,13 @@ class Counts(ConnectorV2):
 
 @pytest.mark.parametrize("num_env_runners", [0, 2])
 def test_the_state_of_a_piece_of_users_is_merged_kept_and_saved(num_env_runners: int, tmp_path: Path) -> None:
-    config = PPOConfig().environment("CartPole-v1").rl_module(model_config={"fcnet_hiddens": [8]})
-    config.env_runners(num_env_runners=num_env_runners, env_to_module_connector=lambda *args: Counts())
-    config.training(train_batch_size_per_learner=32, minibatch_size=32, num_epochs=1)
+    config = small(num_env_runners=num_env_runners, env_to_module_connector=lambda *args: Counts())
     with config.build() as algo:
         for _ in range(3):
             algo.train()
         path = algo.save_to_path(tmp_path / "saved")
         saved = algo.get_state("env_runner")["env_runner"]["env_to_module_connector"]["Counts"]["num"]
-    assert saved >= 3 * 32 // max(num_env_runners, 1)
+    assert saved >= 3 * 64 // 2 // max(num_env_runners, 1)
     with config.build() as algo:
         algo.restore_from_path(path)
         assert algo.env_to_module_connector.connectors[0].num == saved
