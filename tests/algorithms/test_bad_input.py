@@ -21,6 +21,7 @@ from rlzmq import (
 from rlzmq.algorithms.registry import get_config_class
 from rlzmq.replay import open_shards, write_shard
 from tests.learners.all_algorithms import REPLAYING
+from tests.support.runs import ShortEnv
 
 OBSERVATIONS = gym.spaces.Box(-1.0, 1.0, (3,), np.float32)
 DISCRETE = gym.spaces.Discrete(3)
@@ -49,18 +50,17 @@ USABLE = {
 }
 
 
-class Still(gym.Env[Any, Any]):
+class Still(ShortEnv):
     """Zeros as observations, for any action."""
 
+    observation_space, length = OBSERVATIONS, 1
+
     def __init__(self, env_config: Any) -> None:
-        self.observation_space, self.action_space = OBSERVATIONS, env_config["action_space"]
+        super().__init__(env_config)
+        self.action_space = env_config["action_space"]
 
-    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
-        super().reset(seed=seed)
-        return np.zeros(3, np.float32), {}
-
-    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
-        return np.zeros(3, np.float32), 0.0, False, True, {}
+    def observation(self) -> Any:
+        return np.zeros(3, np.float32)
 
 
 def record(

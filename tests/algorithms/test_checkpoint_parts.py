@@ -75,19 +75,6 @@ def test_a_module_comes_out_of_an_algorithms_checkpoint(one_module: Any, two_mod
         RLModule.from_checkpoint(f"{path}/env_runner")
 
 
-def test_a_run_begins_with_the_weights_of_another(one_module: Any, two_modules: Any) -> None:
-    path, weights = one_module
-    both_path, both = two_modules
-    for place in (path, f"{path}/{MODULES}/default_policy"):
-        with small().rl_module(rl_module_spec=RLModuleSpec(load_state_path=place)).build() as algo:
-            assert same(weights_of(algo), weights)
-            new = algo.save_to_path(Path(path).parent / "new")
-        assert same(RLModule.from_checkpoint(new).get_state(), weights)
-    spec = RLModuleSpec(load_state_path=f"{both_path}/{MODULES}/p1")
-    with small().rl_module(rl_module_spec=spec).build() as algo:
-        assert same(weights_of(algo), both["p1"])
-
-
 def test_a_checkpoint_without_specs_lends_its_weights(one_module: Any, tmp_path: Path) -> None:
     path, weights = one_module
     parts = {name: part for name, part in read_checkpoint(path).items() if name != "modules"}

@@ -344,6 +344,7 @@ def test_each_environment_of_each_runner_has_its_own_noise_and_a_run_repeats() -
 
     mine = explored(1, 0)
     assert len({tuple(of_env) for of_env in zip(*mine, strict=True)}) == 3
+    assert all(set(of_env) == {0, 1} for of_env in zip(*mine, strict=True)), "another one in each step"
     assert explored(1, 0) == mine
     assert explored(2, 0) != mine
     assert explored(1, 1) != mine

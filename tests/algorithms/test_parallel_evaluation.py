@@ -148,32 +148,6 @@ def test_training_is_the_same_with_and_without(processes: tuple[int, int]) -> No
         np.testing.assert_array_equal(value, expected[name], err_msg=name)
 
 
-def test_callbacks_are_called_before_and_after_all_training_steps() -> None:
-    class Steps(PPO):
-        def training_step(self) -> None:
-            seen.append("step")
-            super().training_step()
-
-    def log(*, metrics_logger: Any, evaluation_metrics: Any, **kwargs: Any) -> None:
-        seen.append("end")
-        metrics_logger.log_value(("evaluation", "mine"), evaluation_metrics["env_runners"]["num_episodes"])
-
-    seen: list[str] = []
-    config = (
-        parallel()
-        .reporting(min_train_timesteps_per_iteration=80)
-        .callbacks(
-            on_evaluate_start=lambda **kwargs: seen.append("start"),
-            on_evaluate_end=log,
-            on_train_result=lambda **kwargs: seen.append("result"),
-        )
-    )
-    with Steps(config) as algo:
-        result = algo.train()
-    assert seen == ["start", "step", "step", "end", "result"]
-    assert result["evaluation"]["mine"] == 2
-
-
 def test_rounds_keep_to_their_interval_and_other_calls_come_in_between() -> None:
     class Asks(PPO):
         def training_step(self) -> None:

@@ -14,7 +14,6 @@ from rlzmq import (
     PPO,
     CheckpointError,
     Columns,
-    ConfigurationError,
     ConnectorV2,
     DQNConfig,
     FrameStackingEnvToModule,
@@ -22,7 +21,6 @@ from rlzmq import (
     MeanStdFilter,
     MultiRLModuleSpec,
     Policy,
-    PPOConfig,
     PrevActionsPrevRewards,
     RLModuleSpec,
     SingleAgentEnvRunner,
@@ -272,11 +270,6 @@ def test_module_classes_that_a_foreign_checkpoint_names_are_asked_for(
         policy = Policy.load(path, **options)
         assert isinstance(policy.acting_module()[1], FullyConnected)
         assert policy.compute_action(np.ones(4)) in (0, 1)
-    plain = config.get_state()["rl_module_spec"]["__multi_rl_module_spec__"]
-    assert plain["rl_module_specs"]["default_policy"]["module_class"].startswith("@")
-    plain["rl_module_specs"]["default_policy"]["module_class"] = "os:PathLike"
-    with pytest.raises(ConfigurationError, match="os:PathLike"):
-        PPOConfig.from_state({"rl_module_spec": {"__multi_rl_module_spec__": plain}})
 
 
 def test_functions_of_a_script_are_not_needed_by_somebody_else(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import math
 from typing import Any
 
 import numpy as np
@@ -10,9 +12,8 @@ import torch
 
 from rlzmq import PPOConfig
 from rlzmq.algorithms.ppo import ppo_learner as ppo_learner_module
-from rlzmq.algorithms.ppo.ppo_learner import PPOLearner
+from rlzmq.algorithms.ppo.ppo_learner import PPOLearner, PPOLossSettings, ppo_loss
 from rlzmq.episodes.columns import Columns
-from rlzmq.learners.train_batch import masked_mean
 from tests.learners.cases import (
     episode_batch,
     linear_spec,
@@ -32,19 +33,14 @@ def ppo_batch(num_rows: int = 16) -> dict[str, torch.Tensor]:
         Columns.ACTION_LOGP: torch.log_softmax(logits, -1)[torch.arange(num_rows), actions],
         Columns.ADVANTAGES: torch.randn(num_rows, generator=generator),
         Columns.VALUE_TARGETS: 3 * torch.randn(num_rows, generator=generator),
+        Columns.VF_PREDS: torch.randn(num_rows, generator=generator),
     }
 
 
-def loss_by_formula(
-    learner: PPOLearner,
-    batch: dict[str, torch.Tensor],
-    *,
-    clip: float,
-    vf_clip: float | None,
-    vf_coeff: float,
-    kl_coeff: float,
-    entropy_coeff: float,
-) -> float:
+def loss_by_formula(learner: PPOLearner, batch: dict[str, torch.Tensor]) -> float:
+    """The mean over rows, one by one."""
+    config = learner.config
+    clip, vf_clip, vf_change = config.clip_param, config.vf_clip_param, config.vf_clip_change
     module = learner.module["default_policy"]
     logits = module.forward_train(batch)[Columns.ACTION_DIST_INPUTS].double()
     values = module.compute_values(batch).double()
@@ -55,11 +51,19 @@ def loss_by_formula(
         ratio = (new[action] - batch[Columns.ACTION_LOGP][row].double()).exp().item()
         advantage = batch[Columns.ADVANTAGES][row].item()
         clipped = min(max(ratio, 1 - clip), 1 + clip)
-        error = (values[row].item() - batch[Columns.VALUE_TARGETS][row].item()) ** 2
+        value, target, old_value = (
+            x[row].item() for x in (values, batch[Columns.VALUE_TARGETS], batch[Columns.VF_PREDS])
+        )
+        error = (value - target) ** 2
+        if vf_change is not None:
+            bounded = old_value + min(max(value - old_value, -vf_change), vf_change)
+            error = max(error, (bounded - target) ** 2)
         total -= min(ratio * advantage, clipped * advantage)
-        total += vf_coeff * (error if vf_clip is None else min(error, vf_clip))
-        total += kl_coeff * (old.exp() * (old - new)).sum().item()
-        total += entropy_coeff * (new.exp() * new).sum().item()
+        if config.use_critic:
+            total += config.vf_loss_coeff * (error if vf_clip is None else min(error, vf_clip))
+        if config.use_kl_loss:
+            total += config.kl_coeff * (old.exp() * (old - new)).sum().item()
+        total += config.entropy_coeff * (new.exp() * new).sum().item()
     return total / len(batch[Columns.ACTIONS])
 
 
@@ -71,21 +75,15 @@ def loss_by_formula(
         {"entropy_coeff": 0.01, "kl_coeff": 0.0},
         {"use_kl_loss": False, "entropy_coeff": 0.1},
         {"use_critic": False},
+        {"vf_clip_change": 0.2, "clip_param": 0.0},
+        {"vf_clip_change": 0.35, "vf_clip_param": 2.0},
     ],
 )
 def test_the_loss_is_the_papers(settings: dict[str, Any]) -> None:
     config = ppo_config(minibatch_size=None, num_epochs=1, **settings)
     learner = ppo_learner(config)
     batch = ppo_batch()
-    expected = loss_by_formula(
-        learner,
-        batch,
-        clip=config.clip_param,
-        vf_clip=config.vf_clip_param,
-        vf_coeff=config.vf_loss_coeff if config.use_critic else 0.0,
-        kl_coeff=config.kl_coeff if config.use_kl_loss else 0.0,
-        entropy_coeff=config.entropy_coeff,
-    )
+    expected = loss_by_formula(learner, batch)
     results = learner.update(batch=batch)["default_policy"]
     assert results["total_loss"] == pytest.approx(expected, rel=1e-4)
     assert ("mean_kl_loss" in results) == config.use_kl_loss
@@ -185,12 +183,53 @@ def test_value_statistics_are_those_of_the_last_epochs_rows() -> None:
     assert results["vf_explained_var"] == pytest.approx(max(-1.0, explained), rel=1e-4)
 
 
-def test_masked_means_ignore_masked_entries_even_nan_ones() -> None:
-    values = torch.tensor([[1.0, 3.0], [float("nan"), 5.0]])
-    mask = torch.tensor([[True, True], [False, True]])
-    assert masked_mean(values, mask).item() == 3.0
-    assert masked_mean(values, torch.zeros_like(mask)).item() == 0.0
-    assert masked_mean(values[0], None).item() == 2.0
+PLAIN = PPOLossSettings(0.3, 10.0, 0.5, 0.02, 0.2)
+
+
+def loss_inputs() -> dict[str, torch.Tensor]:
+    """Six sequences of five steps, whose ratios are inside and far outside of the clip range."""
+    names = ("logp_B", "values_B", "entropy_B", "kl_B", "old_logp_B", "advantages_B", "value_targets_B")
+    generator = torch.Generator().manual_seed(1)
+    given = {name: torch.randn(6, 5, dtype=torch.float64, generator=generator) for name in names}
+    given["logp_B"][0] += 60.0
+    for name in names[:4]:
+        given[name].requires_grad_()
+    return given
+
+
+@pytest.mark.parametrize("num_real", [0, 1, 17])
+def test_masked_rows_count_for_nothing_even_if_they_are_nan(num_real: int) -> None:
+    given = loss_inputs()
+    mask_B = (torch.randperm(30, generator=torch.Generator().manual_seed(1)) < num_real).view(6, 5)
+    loss = ppo_loss(settings=PLAIN, mask_B=mask_B, **given).loss
+    alone = ppo_loss(settings=PLAIN, **{name: column[mask_B] for name, column in given.items()}).loss
+    assert float(loss.detach()) == pytest.approx(float(alone.detach()) if num_real else 0.0)
+    gradients = torch.autograd.grad(loss, list(given.values())[:4])
+    for name, value in itertools.product(given, (math.nan, math.inf)):
+        spoilt = loss_inputs()
+        spoilt[name].data[~mask_B] = value
+        again = ppo_loss(settings=PLAIN, mask_B=mask_B, **spoilt).loss
+        assert torch.equal(loss, again)
+        for one, other in zip(gradients, torch.autograd.grad(again, list(spoilt.values())[:4]), strict=True):
+            assert torch.equal(one, other)
+
+
+def test_an_infinite_ratio_is_clipped_where_the_surrogate_is() -> None:
+    given = loss_inputs()
+    given["logp_B"] = (given["old_logp_B"] + 2000.0).requires_grad_()
+    given["advantages_B"] = given["advantages_B"].abs() + 1.0
+    terms = ppo_loss(settings=PLAIN, **given)
+    assert math.isfinite(terms.policy_loss)
+    assert not bool(torch.autograd.grad(terms.loss, [given["logp_B"]])[0].any())
+    given["advantages_B"] = -given["advantages_B"]
+    assert ppo_loss(settings=PLAIN, **given).policy_loss > 1e30
+
+
+@pytest.mark.parametrize("name", ["logp_B", "values_B", "old_logp_B", "advantages_B"])
+def test_nan_is_not_hidden(name: str) -> None:
+    given = loss_inputs()
+    given[name].data[3] = math.nan
+    assert math.isnan(ppo_loss(settings=PLAIN, **given).loss)
 
 
 def test_a_module_without_values_is_refused_with_the_way_out() -> None:

@@ -18,6 +18,7 @@ from rlzmq.algorithms.sac.sac_learner import (
     critic_targets,
     temperature_loss,
 )
+from tests.support.runs import ShortEnv
 
 STATES = gym.spaces.Box(-1.0, 1.0, (2,), np.float32)
 BOX = gym.spaces.Box(-2.0, 2.0, (2,), np.float32)
@@ -195,18 +196,13 @@ def test_learning_rates_are_separate_and_the_temperature_is_state() -> None:
     assert float(other.module["default_policy"].log_alpha.detach()) == -3.0
 
 
-class Reach(gym.Env[Any, Any]):
+class Reach(ShortEnv):
     """One step: the reward is 0 at the action 1 of -2 … 2, and falls with the distance."""
 
-    def __init__(self, env_config: Any = None) -> None:
-        self.observation_space, self.action_space = STATES, gym.spaces.Box(-2.0, 2.0, (1,), np.float32)
+    observation_space, action_space, length = STATES, gym.spaces.Box(-2.0, 2.0, (1,), np.float32), 1
 
-    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
-        super().reset(seed=seed)
-        return np.zeros(2, np.float32), {}
-
-    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
-        return np.zeros(2, np.float32), -10.0 * abs(float(action[0]) - 1.0), True, False, {}
+    def reward(self, action: Any) -> float:
+        return -10.0 * abs(float(action[0]) - 1.0)
 
 
 def test_sac_learns_where_to_reach_in_300_steps() -> None:

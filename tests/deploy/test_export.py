@@ -29,7 +29,7 @@ from rlzmq import (
 )
 from rlzmq.cli.main import EXIT_CONFIG, main
 from rlzmq.deploy.export import ExportError, FlatPolicyGraph, PolicyGraph, check_against, export_policy
-from tests.support.runs import small, two_agents
+from tests.support.runs import ShortEnv, small, two_agents
 
 BOX = gym.spaces.Box(-np.inf, np.inf, (3,), np.float32)
 WIDE = gym.spaces.Box(-1e38, 1e38, (2, 3), np.float64)
@@ -51,19 +51,15 @@ ACTIONS = gym.spaces.Dict(
 )
 
 
-class SpacesEnv(gym.Env[Any, Any]):
+class SpacesEnv(ShortEnv):
     """Random observations of any space."""
 
     def __init__(self, config: dict[str, Any]) -> None:
+        super().__init__(config)
         self.observation_space, self.action_space = config["spaces"]
 
-    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
-        super().reset(seed=seed)
-        self.observation_space.seed(seed)
-        return self.observation_space.sample(), {}
-
-    def step(self, action: Any) -> Any:
-        return self.observation_space.sample(), 0.0, False, True, {}
+    def observation(self) -> Any:
+        return self.observation_space.sample()
 
 
 class Negate(SingleAgentObservationPreprocessor):

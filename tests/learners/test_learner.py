@@ -358,14 +358,6 @@ def test_batches_are_trained_as_one_and_iterators_batch_by_batch() -> None:
         learner.update(batches=[rows(3), rows(3) | {"rewards": torch.zeros(3)}])
 
 
-def test_a_batch_can_be_prepared_ahead_of_its_update() -> None:
-    prepared, direct = ppo_learner(), ppo_learner()
-    prepared.update(batch=prepared.prepare(episode_batch(40, 24)))
-    direct.update(episodes=episode_batch(40, 24))
-    assert prepared.parameter_hash() == direct.parameter_hash()
-    assert prepared.report.num_env_steps_trained_lifetime == 64
-
-
 def test_numpy_batches_and_masked_rows_are_taken() -> None:
     mask = np.array([True, False, True, True])
     full = rows(4)[Columns.OBS].numpy()

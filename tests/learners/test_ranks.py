@@ -292,34 +292,6 @@ def test_an_error_in_one_ranks_loss_reaches_the_others_at_once(tmp_path: Path) -
         assert seconds < 15.0  # the group's timeout is 30 s
 
 
-class SlowLearner(SquareLearner):
-    """The loss of rank 1 takes its time."""
-
-    def compute_loss_for_module(self, **kwargs: Any) -> Tensor:
-        time.sleep(0.3 * self.rank)
-        return super().compute_loss_for_module(**kwargs)
-
-
-def slow_main(rank: int, world_size: int, path: Path) -> Any:
-    learner = square_learner(learner_class=SlowLearner, minibatch_size=10, num_epochs=1)
-    join(learner, path, rank, world_size)
-    learner.update(batch=rows(20))
-    results = learner.update(batch=rows(20))["__all_modules__"]
-    learner.ranks.leave()
-    return results
-
-
-def test_the_wait_for_a_slow_rank_counts_as_reducing_and_its_work_as_its_forward_pass(tmp_path: Path) -> None:
-    fast, slow = run_ranks(slow_main, 2, tmp_path)
-    assert slow["learner_forward_timer"] >= 0.6
-    assert fast["learner_reduce_timer"] >= 0.5
-    assert fast["learner_reduce_timer"] > slow["learner_reduce_timer"] > 0
-    for results in (fast, slow):
-        stages = [results[f"learner_{name}_timer"] for name in ("forward", "backward", "reduce")]
-        assert all(stages)
-        assert sum(stages) <= results["learner_thread_update_timer"] * 1.01
-
-
 def test_several_ranks_need_a_store() -> None:
     with pytest.raises(ValueError, match="2 ranks need a store"):
         square_learner().ranks.join(rank=0, world_size=2)

@@ -13,7 +13,6 @@ from rlzmq import tune
 from rlzmq.core.errors import ConfigurationError
 from rlzmq.tune.search import BasicVariantGenerator
 from rlzmq.tune.study import Study
-from tests.support.warm_process import run_warm
 from tests.tune.trainables import score
 
 SPACE = {"x": tune.grid_search([1, 2, 3]), "y": tune.uniform(0, 1), "z": tune.randn(0, 1)}
@@ -50,30 +49,6 @@ def test_each_trial_is_claimed_once_and_values_follow_from_the_seed(tmp_path: Pa
     assert second.num_live() == 0
     assert [ended.index for ended in second.ended()] == [0, 1, 2]
     assert second.ended()[0].result == {"a": 1}
-
-
-_DIES = """
-import os, sys
-from pathlib import Path
-from tests.tune.test_study import study
-record = study(Path(sys.argv[1]))
-record.ensure_waiting(3)
-record.report(record.claim(), 1, 0.5)
-record.claim()
-os._exit(9)
-"""
-
-
-def test_trials_of_a_dead_driver_are_taken_over_and_end_once(tmp_path: Path) -> None:
-    assert run_warm("-c", _DIES, str(tmp_path), timeout=100).returncode == 9
-    record = study(tmp_path)
-    assert record.take_over_lost() == 2
-    assert record.take_over_lost() == 0
-    record.ensure_waiting(3)
-    claims = [record.claim() for _ in range(4)]
-    assert sorted(claim.index for claim in claims if claim is not None) == [0, 1, 2]
-    assert [end(record, claim) for claim in claims if claim is not None] == [True] * 3
-    assert [ended.index for ended in record.ended()] == [0, 1, 2]
 
 
 def test_a_driver_whose_trial_was_taken_over_does_not_end_it(tmp_path: Path) -> None:
