@@ -129,8 +129,10 @@ def learner_state(algo: Any) -> dict[str, Any]:
     return algo.learner_group.get_state()  # type: ignore[no-any-return]
 
 
-@pytest.mark.parametrize("component", [None, "learner_group/learner", "learner_group/learner/rl_module"])
-@pytest.mark.parametrize("algorithm", ["cql", "iql"])
+@pytest.mark.parametrize(
+    ("algorithm", "component"),
+    [("cql", None), ("iql", "learner_group/learner"), ("iql", "learner_group/learner/rl_module")],
+)
 def test_an_offline_checkpoint_goes_on_as_sac(
     algorithm: str, component: str | None, data: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

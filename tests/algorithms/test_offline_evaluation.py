@@ -161,8 +161,7 @@ def test_an_estimate_needs_the_recorded_probabilities_and_a_stateless_module(dat
         config.rl_module(model_config={"use_lstm": True}).build()
 
 
-@pytest.mark.parametrize("config_class", [BCConfig, MARWILConfig])
-@pytest.mark.parametrize("num_learners", [0, 2])
+@pytest.mark.parametrize(("config_class", "num_learners"), [(BCConfig, 0), (MARWILConfig, 2)])
 def test_an_evaluation_changes_nothing_and_its_count_goes_on_after_a_resume(
     config_class: Any, num_learners: int, data: Path, tmp_path: Path
 ) -> None:

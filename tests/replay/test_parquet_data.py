@@ -120,8 +120,15 @@ def test_what_is_no_recorded_data_is_skipped_with_the_reason(tmp_path: Path) -> 
     assert "torn.parquet" in text
 
 
-@pytest.mark.parametrize("kind", [BCConfig, MARWILConfig, CQLConfig, IQLConfig])
-@pytest.mark.parametrize("write", [write_episodes, write_steps])
+@pytest.mark.parametrize(
+    ("kind", "write"),
+    [
+        (BCConfig, write_episodes),
+        (MARWILConfig, write_steps),
+        (CQLConfig, write_steps),
+        (IQLConfig, write_episodes),
+    ],
+)
 def test_offline_algorithms_train_on_both_forms(tmp_path: Path, kind: Any, write: Any) -> None:
     continuous = kind in (CQLConfig, IQLConfig)
     rows = steps(
