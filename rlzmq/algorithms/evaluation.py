@@ -134,7 +134,7 @@ class Evaluation:
         """Return the runners, with the learners' weights and the merged connector states."""
         await self._dispatch.call("on_evaluate_start", metrics_logger=self._metrics_logger)
         group = self.env_runner_group or await self._make_group()
-        snapshot, version = await self._session.get_inference_weights(group.synced_module_ids)
+        snapshot, version = await self._session.learner_group.get_inference_weights(group.synced_module_ids)
         await group.set_weights(snapshot, version, num_env_steps=self._session.accounting.sampled)
         await group.set_connector_state(self._session.get_connector_state())
         return group

@@ -282,20 +282,18 @@ class Iterations:
         """Restore the output of `get_state`, or a part of it."""
         self.num_done = state.get("iteration", self.num_done)
         if "results" in state:
-            self._set_results(state["results"])
+            results = state["results"]
+            self.episodes.set_state(results)
+            self.num_env_steps_trained_lifetime = results["num_env_steps_trained_lifetime"]
+            self._time_before = results["time_total_s"]
+            self._weights_version = results["weights_version"]
+            if "learner_metrics" in results:
+                self._learners.metrics.set_state(results["learner_metrics"])
         if "metrics" in state:
             self._metrics.set_state(state["metrics"])
         if "counters" in state:
             self.counters.clear()
             self.counters.update(state["counters"])
-
-    def _set_results(self, state: Mapping[str, Any]) -> None:
-        self.episodes.set_state(state)
-        self.num_env_steps_trained_lifetime = state["num_env_steps_trained_lifetime"]
-        self._time_before = state["time_total_s"]
-        self._weights_version = state["weights_version"]
-        if "learner_metrics" in state:
-            self._learners.metrics.set_state(state["learner_metrics"])
 
 
 def _lag(steps: Counter[int]) -> dict[str, Any]:

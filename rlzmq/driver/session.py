@@ -146,17 +146,13 @@ class Session:
     async def sync_weights(self) -> None:
         """Send the learners' weights and the merged connector state to all runners."""
         self.learner_group.num_changes += 1
-        snapshot, version = await self.get_inference_weights()
+        snapshot, version = await self.learner_group.get_inference_weights()
         if self.learner_group.handles:  # the data in transit at the broker is older
             self.learner_group.generation += 1
         await self.env_runner_group.set_weights(
             snapshot, version, self.learner_group.generation, self.accounting.sampled
         )
         await self.env_runner_group.sync_env_runner_states()
-
-    async def get_inference_weights(self, module_ids: list[str] | None = None) -> tuple[Any, int]:
-        """Return (snapshot, version); see AsyncLearnerGroup.get_inference_weights."""
-        return await self.learner_group.get_inference_weights(module_ids)  # type: ignore[no-any-return]
 
     async def change_modules(
         self,

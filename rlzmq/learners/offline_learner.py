@@ -113,6 +113,7 @@ class OfflineShards(BatchSource):
         self._batches_per_update = batches_per_update
         self._whole_episodes = whole_episodes
         self._seed = seed
+        self._rank = 0, 1
         self._shards = [_with_keys(shard, index, columns) for index, shard in enumerate(shards)]
         self._ahead: tuple[int, Future[EpisodeBatch]] | None = None
         self._initial_state: Any = None
@@ -143,7 +144,7 @@ class OfflineShards(BatchSource):
         if (rank, num_ranks) != self._rank:
             self._forget_ahead()
             self._take_part(rank, num_ranks)
-            super().set_rank(rank, num_ranks)
+            self._rank = rank, num_ranks
 
     def _take_part(self, rank: int, num_ranks: int) -> None:
         lengths = np.concatenate([shard.length for shard in self._shards] or [np.zeros(0, np.int64)])

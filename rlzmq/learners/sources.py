@@ -61,11 +61,9 @@ class BatchSource(ABC):
         self.source_id: str = uuid.uuid4().hex
         self.num_added: int = 0
         self.progress: Progress | None = None
-        self._rank = 0, 1
 
-    def set_rank(self, rank: int, num_ranks: int) -> None:
+    def set_rank(self, rank: int, num_ranks: int) -> None:  # noqa: B027
         """Set this rank's index and the number of ranks; called before each update."""
-        self._rank = rank, num_ranks
 
     def set_modules(self, module_ids: Collection[str], trained: Collection[str]) -> None:  # noqa: B027
         """Set the learner's modules. Called before each update and after a module was removed.
@@ -101,16 +99,6 @@ class BatchSource(ABC):
     def num_env_steps(self) -> int:
         """Number of env steps kept for later updates."""
         return 0
-
-    @property
-    def counts(self) -> dict[str, Any]:
-        """The part of a learner's results that accounts for the env steps kept here."""
-        return {
-            "source_id": self.source_id,
-            "num_ranks": self._rank[1],
-            "num_env_steps": self.num_env_steps,
-            "num_added": self.num_added,
-        }
 
     @property
     def num_agent_steps_not_kept(self) -> int:

@@ -332,7 +332,7 @@ class UpdateReport:
         for name, total in seconds.items():
             overall[name] = total / num_updates
         if learner.source.keeps_data:
-            self._add_source(overall, learner.source)
+            self._add_source(overall, learner.source, learner.ranks.num)
         if own:
             overall[METRICS_STATES] = own.states
         if learner.ranks.group is not None and self._last is not None:
@@ -340,10 +340,13 @@ class UpdateReport:
             self._last = None
         return results
 
-    def _add_source(self, overall: dict[str, Any], source: BatchSource) -> None:
+    def _add_source(self, overall: dict[str, Any], source: BatchSource, num_ranks: int) -> None:
         """Add the counts of a source that keeps data, and its own metrics."""
         overall[BATCH_SOURCE] = counts = {
-            **source.counts,
+            "source_id": source.source_id,
+            "num_ranks": num_ranks,
+            "num_env_steps": source.num_env_steps,
+            "num_added": source.num_added,
             "num_bytes": source.num_bytes,
             "num_agent_steps_not_kept": source.num_agent_steps_not_kept,
         }
