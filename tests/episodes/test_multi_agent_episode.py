@@ -241,7 +241,7 @@ def test_inconsistent_lists_are_refused() -> None:
     with pytest.raises(ValueError, match="expected observations"):
         MultiAgentEpisode(actions=ACTIONS, rewards=REWARDS)
     with pytest.raises(ValueError, match="plus the reset"):
-        MultiAgentEpisode(observations=OBSERVATIONS, actions=ACTIONS[:1], rewards=REWARDS[:1])
+        MultiAgentEpisode(observations=OBSERVATIONS, actions=ACTIONS[:3], rewards=REWARDS[:3])
 
 
 def test_chunks_that_do_not_fit_are_refused() -> None:
