@@ -1,6 +1,8 @@
-"""Saving and loading of modules: spec and weights as checkpoint components, without pickle.
+"""Saving and loading of modules: specs and weights as checkpoint components, without pickle.
 
-A path may lead to a module's own checkpoint, to an algorithm's checkpoint, or to a part of one::
+A module's own checkpoint has the components of an algorithm's that modules are loaded from: ``modules``, with what they
+are built from, and ``learner_group/learner``, with their weights. A path may lead to a checkpoint of a module, of an
+algorithm, or to a part of one::
 
     checkpoint/learner_group/learner/rl_module              all of an algorithm's modules
     checkpoint/learner_group/learner/rl_module/MODULE_ID    one of them
@@ -11,48 +13,59 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Collection, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
-from urllib.parse import quote, unquote
 
-from rlzmq.core.checkpoint import (
-    find_inside,
-    open_checkpoint,
-    read_checkpoint,
-    read_manifest,
-    write_checkpoint,
-)
+from rlzmq.core.checkpoint import find_inside, open_checkpoint, read_manifest, write_checkpoint
 from rlzmq.core.errors import CheckpointError, ConfigurationError
 from rlzmq.core.synonyms import did_you_mean
 from rlzmq.core.trust import CALLER, Trust, find_code
+from rlzmq.episodes.columns import DEFAULT_MODULE_ID
 
 __all__ = ["load_module", "read_module_states", "restore_module", "save_module", "set_whole_state"]
 
-_ROOT = "rl_module"
-_LEARNER = "learner_group/learner"  # path within an algorithm's checkpoint
-_MODULES = f"{_LEARNER}/rl_module"
-# The spec classes by the kind in a checkpoint. They are given by name, because their files import this one.
-_SPECS = {
-    "single": "rlzmq.modules.spec:RLModuleSpec",
-    "multi": "rlzmq.modules.multi_rl_module_spec:MultiRLModuleSpec",
-}
+_LEARNER = "learner_group/learner"
+_MODULES = f"{_LEARNER}/rl_module"  # path within an algorithm's checkpoint
+_MULTI_CLASS = "multi_rl_module_class"
+# The spec classes are given by name, because their files import this one.
+_SPEC, _MULTI_SPEC = "rlzmq.modules.spec:RLModuleSpec", "rlzmq.modules.multi_rl_module_spec:MultiRLModuleSpec"
+
+
+@dataclass(frozen=True)
+class _Stored:
+    """The modules at a path.
+
+    Attributes:
+        specs: Plain spec by module id; None: not stored.
+        states: Weights by module id.
+        outer: The rest of a MultiRLModule's plain spec; None: a single module.
+        is_whole: Whether the path leads to an algorithm's checkpoint, not to a part of it.
+        is_mine: Whether the checkpoint carries this user's signature.
+    """
+
+    specs: dict[str, Any]
+    states: dict[str, Any]
+    outer: dict[str, Any] | None
+    is_whole: bool
+    is_mine: bool
+
+    def only(self, module_id: str) -> _Stored:
+        """Return one of the modules."""
+        states = {module_id: self.states[module_id]}
+        return replace(self, specs={module_id: self.specs[module_id]}, states=states, outer=None)
 
 
 def save_module(module: Any, path: str | Path) -> Path:
-    """Write a module as a checkpoint.
-
-    Component ``rl_module`` has the spec. The weights are in ``rl_module/modules/<quoted module id>``, or for a single
-    module in ``rl_module/weights``.
-    """
-    about = {"module": type(module).__qualname__}
-    kind = "multi" if module.is_multi else "single"
-    components = {_ROOT: {"kind": kind, "spec": _spec_class(kind).from_module(module).to_dict()}}
-    state = module.get_state()
+    """Write a module as a checkpoint; see the module docstring."""
+    spec = find_code(_MULTI_SPEC if module.is_multi else _SPEC, CALLER).from_module(module).to_dict()
+    state, modules = module.get_state(), {}
     if module.is_multi:
-        components |= {f"{_ROOT}/modules/{_quoted(mid)}": weights for mid, weights in state.items()}
+        specs, modules = spec.pop("rl_module_specs"), spec
     else:
-        components[f"{_ROOT}/weights"] = state
-    return write_checkpoint(path, components, about=about)
+        specs, state = {DEFAULT_MODULE_ID: spec}, {DEFAULT_MODULE_ID: state}
+    components = {"modules": {"specs": specs, **modules}, _LEARNER: {"rl_module": state}}
+    return write_checkpoint(path, components, about={"module": type(module).__qualname__})
 
 
 def load_module(
@@ -72,42 +85,39 @@ def load_module(
     Raises:
         CheckpointError: There is no module, or its class is neither given nor trusted.
     """
-    components, is_mine = _read_with_trust(path)
-    about = components.get(_ROOT)
-    if isinstance(about, Mapping) and about.get("is_whole"):
-        states = _states(components, about)
-        if len(states) == 1 and not getattr(module_class, "is_multi", False):
-            components = _only(components, *states, where=path)
-            about = components[_ROOT]
-    if not isinstance(about, Mapping) or about.get("kind") not in _SPECS:
-        raise CheckpointError(f"the checkpoint {path} has no module under {_ROOT!r}")
-    is_multi = about["kind"] == "multi"
-    if None in (about["spec"]["rl_module_specs"].values() if is_multi else [about["spec"]]):
+    stored = _read(path)
+    if stored.is_whole and len(stored.states) == 1 and not getattr(module_class, "is_multi", False):
+        stored = stored.only(*stored.states)
+    if None in stored.specs.values():
         raise CheckpointError(
             f"{path} has the weights of its modules, but not all that they are built from. Build them from specs "
             f"of your own, with RLModuleSpec(…, load_state_path={str(path)!r})"
         )
-    classes: dict[str, Any] = {"module_class": module_class}
-    if is_multi:
-        is_class = isinstance(module_class, type)
-        classes = {"multi_rl_module_class" if is_class else "module_classes": module_class}
+    # The weights are loaded from here, not from where the run started.
+    specs = {module_id: {**plain, "load_state_path": None} for module_id, plain in stored.specs.items()}
+    trusted = Trust.of(trust, is_signed=stored.is_mine)
     try:
-        spec = _spec_class(about["kind"]).from_dict(
-            {**about["spec"], "load_state_path": None}, **classes, trust=Trust.of(trust, is_signed=is_mine)
-        )
+        if stored.outer is None:
+            (plain,) = specs.values()
+            spec = find_code(_SPEC, CALLER).from_dict(plain, module_class=module_class, trust=trusted)
+        else:
+            name = _MULTI_CLASS if isinstance(module_class, type) else "module_classes"
+            plain = {**stored.outer, "rl_module_specs": specs, "load_state_path": None}
+            spec = find_code(_MULTI_SPEC, CALLER).from_dict(plain, **{name: module_class}, trust=trusted)
     except ConfigurationError as error:
-        specs = about["spec"]["rl_module_specs"].values() if is_multi else [about["spec"]]
-        homes = {str(one.get("module_class")).partition(":")[0].partition(".")[0] for one in specs} - {
-            "rlzmq"
-        }
+        names = [str(plain["module_class"]) for plain in specs.values()]
+        homes = {name.partition(":")[0].partition(".")[0] for name in names} - {"rlzmq"}
         signed = (
-            "" if is_mine else f" It does not carry your signature: if you trust it, trust={sorted(homes)}."
+            ""
+            if stored.is_mine
+            else f" It does not carry your signature: if you trust it, trust={sorted(homes)}."
         )
         raise CheckpointError(
             f"The class of the module at {path}: {error} Pass the class, module_class=….{signed}"
         ) from error
     module = spec.build()
-    set_whole_state(module, _states(components, about), strict=True)
+    states = stored.states
+    set_whole_state(module, next(iter(states.values())) if stored.outer is None else states, strict=True)
     return module
 
 
@@ -128,14 +138,11 @@ def read_module_states(path: str | Path, module_id: str | None = None) -> dict[s
     Raises:
         CheckpointError: There is no such module.
     """
-    components = _read(path)
-    states = _states(components, _about(components, path))
-    is_multi = components[_ROOT].get("kind") == "multi"
+    stored = _read(path)
+    states = stored.states
     if module_id is None:
-        if not is_multi:
+        if stored.outer is None:
             raise CheckpointError(f"{path} holds a single module: specify which module gets its weights")
-        return states
-    if not is_multi:
         return states
     if module_id not in states and len(states) != 1:
         raise CheckpointError(
@@ -159,110 +166,53 @@ def restore_module(module: Any, path: str | Path, *, module_ids: Collection[str]
         CheckpointError: There is no checkpoint, or none that contains the module.
         ValueError: The weights do not fit.
     """
-    components = _read(path)
-    about = _about(components, path)
-    state = _states(components, about)
-    saved_multi = about.get("kind") == "multi"
+    stored = _read(path)
+    state = stored.states
     if module.is_multi:
-        if not saved_multi:
-            state = dict.fromkeys(list(module.keys())[:1], state)
+        if stored.outer is None:
+            state = dict.fromkeys(list(module.keys())[:1], *state.values())
         if module_ids is not None:
             state = {module_id: state[module_id] for module_id in module_ids if module_id in state}
         if not any(module_id in module for module_id in state):
             raise CheckpointError(
                 f"the checkpoint {path} has modules {sorted(state)}, and none of {sorted(module.keys())}"
             )
-    elif saved_multi:
-        if len(state) == 1:
-            (state,) = state.values()
-        elif module.module_id in state:
-            state = state[module.module_id]
-        else:
-            raise CheckpointError(
-                f"the checkpoint {path} has modules {sorted(state)}; the one to load is ambiguous"
-            )
+    elif len(state) == 1:
+        (state,) = state.values()
+    elif module.module_id in state:
+        state = state[module.module_id]
+    else:
+        raise CheckpointError(
+            f"the checkpoint {path} has modules {sorted(state)}; the one to load is ambiguous"
+        )
     set_whole_state(module, state, strict=True)
 
 
-def _read(path: str | Path) -> dict[str, Any]:
-    """Read a path (see the module docstring) as components of a module's checkpoint."""
-    return _read_with_trust(path)[0]
-
-
-def _read_with_trust(path: str | Path) -> tuple[dict[str, Any], bool]:
-    """Return `_read` and whether the checkpoint carries this user's signature."""
+def _read(path: str | Path) -> _Stored:
+    """Read the modules at a path; see the module docstring."""
     folder, inside = find_inside(path)
-    files = read_manifest(folder)["files"]
-    is_algorithm = f"{_LEARNER}/state.json" in files
-    # The component that names classes is the one whose signature counts.
-    names = (
-        "modules" if is_algorithm and "modules/state.json" in files else _LEARNER if is_algorithm else None
-    )
-    stored = open_checkpoint(folder, names)
-    components = stored.components
-    if not is_algorithm:
-        return _only(components, inside, where=path) if inside else components, stored.is_mine
-    components = _of_algorithm(read_checkpoint(folder, _LEARNER) | components)
-    if inside.startswith(f"{_MODULES}/"):
-        return _only(components, inside.removeprefix(f"{_MODULES}/"), where=path), stored.is_mine
-    if inside and not f"{_MODULES}/".startswith(f"{inside}/"):
+    manifest = read_manifest(folder)
+    is_own = "module" in manifest["about"]
+    is_part = inside.startswith(f"{_MODULES}/")
+    if f"{_LEARNER}/state.json" not in manifest["files"]:
+        raise CheckpointError(f"the checkpoint {folder} has no modules")
+    if not (is_own or is_part) and inside and not f"{_MODULES}/".startswith(f"{inside}/"):
         raise CheckpointError(f"the checkpoint {folder} has no modules at {inside!r}, but at {_MODULES!r}")
-    components[_ROOT]["is_whole"] = not inside
-    return components, stored.is_mine
-
-
-def _of_algorithm(components: Mapping[str, Any]) -> dict[str, Any]:
-    """Return all modules of an algorithm's checkpoint, as components of a module's."""
-    states = components[_LEARNER][_ROOT]
-    about = components.get("modules", {})
-    specs = {module_id: (about.get("specs") or {}).get(module_id) for module_id in states}
-    spec: dict[str, Any] = {
-        # Load the weights from here, not from where the run started.
-        "rl_module_specs": {mid: plain and {**plain, "load_state_path": None} for mid, plain in specs.items()}
-    }
-    if about.get("multi_rl_module_class"):
-        spec["multi_rl_module_class"] = about["multi_rl_module_class"]
-    return {
-        _ROOT: {"kind": "multi", "spec": spec},
-        **{f"{_ROOT}/modules/{_quoted(mid)}": state for mid, state in states.items()},
-    }
-
-
-def _only(components: Mapping[str, Any], module_id: str, *, where: str | Path) -> dict[str, Any]:
-    """Return one of several modules, as components of a single one."""
-    about = _about(components, where)
-    states = _states(components, about)
-    if about.get("kind") != "multi" or module_id not in states:
-        names = did_you_mean(module_id, states) if about.get("kind") == "multi" else ""
-        raise CheckpointError(f"there is no module {module_id!r} at {where}.{names}")
-    spec = about["spec"]["rl_module_specs"].get(module_id)
-    return {_ROOT: {"kind": "single", "spec": spec}, f"{_ROOT}/weights": states[module_id]}
-
-
-def _spec_class(kind: str) -> Any:
-    return find_code(_SPECS[kind], CALLER)
-
-
-def _about(components: Mapping[str, Any], where: str | Path) -> Mapping[str, Any]:
-    about = components.get(_ROOT)
-    if not isinstance(about, Mapping):
-        raise CheckpointError(f"the checkpoint {where} has no module under {_ROOT!r}")
-    return about
-
-
-def _states(components: Mapping[str, Any], about: Mapping[str, Any]) -> dict[str, Any]:
-    if about.get("kind") == "multi":
-        prefix = f"{_ROOT}/modules/"
-        return {
-            unquote(name.removeprefix(prefix)): state
-            for name, state in components.items()
-            if name.startswith(prefix)
-        }
-    weights: dict[str, Any] = components.get(f"{_ROOT}/weights", {})
-    return weights
-
-
-def _quoted(module_id: str) -> str:
-    """Quote a module id as one folder name: no slash, no leading dot."""
-    name = quote(module_id, safe=" ")
-    return "%2E" + name[1:] if name.startswith(".") else name
+    about: dict[str, Any] = {_MULTI_CLASS: None}
+    if "modules/state.json" in manifest["files"]:
+        about = open_checkpoint(folder, "modules").components["modules"]
+    learner = open_checkpoint(folder, _LEARNER)
+    states, specs = learner.components[_LEARNER]["rl_module"], about.get("specs") or {}
+    outer = {key: value for key, value in about.items() if key != "specs" and value is not None}
+    stored = _Stored(
+        {module_id: specs.get(module_id) for module_id in states},
+        states,
+        outer if _MULTI_CLASS in about else None,
+        not is_own and not inside,
+        learner.is_mine,
+    )
+    module_id = inside.removeprefix(f"{_MODULES}/") if is_own or is_part else ""
+    if module_id and (stored.outer is None or module_id not in states):
+        names = "" if stored.outer is None else did_you_mean(module_id, states)
+        raise CheckpointError(f"there is no module {module_id!r} at {path}.{names}")
+    return stored.only(module_id) if module_id else stored
