@@ -25,8 +25,9 @@ from rlzmq.connectors.connector_v2 import (
 )
 from rlzmq.connectors.observation_pieces import agent_space
 from rlzmq.core.errors import ConfigurationError
+from rlzmq.core.spaces import leaf_spaces, space_tree
 from rlzmq.core.synonyms import did_you_mean
-from rlzmq.core.tree import tree_map, tree_unstack
+from rlzmq.core.tree import tree_leaves, tree_map, tree_unstack
 from rlzmq.episodes.columns import DEFAULT_MODULE_ID, Columns
 
 __all__ = [
@@ -455,16 +456,10 @@ class NormalizeAndClipActions(ConnectorV2):
                 "NormalizeAndClipActions needs the action space: pass input_action_space to the constructor, "
                 "or put the piece into a pipeline that has one."
             )
-        maps = self._maps_of(agent_space(self.input_action_space, agent_id))
-        found: list[Any] = []
-        tree_map(found.append, maps)
-        return maps if any(leaf_map is not None for leaf_map in found) else None
+        maps = tree_map(self._map_of, space_tree(agent_space(self.input_action_space, agent_id)))
+        return maps if any(leaf_map is not None for leaf_map in tree_leaves(maps)) else None
 
-    def _maps_of(self, space: gym.Space[Any]) -> object:
-        if isinstance(space, gym.spaces.Dict):
-            return {key: self._maps_of(part) for key, part in space.spaces.items()}
-        if isinstance(space, gym.spaces.Tuple):
-            return tuple(self._maps_of(part) for part in space.spaces)
+    def _map_of(self, space: gym.Space[Any]) -> object:
         if not isinstance(space, gym.spaces.Box):
             return None
         clip = partial(_clip, space.low, space.high, space.dtype)
@@ -505,10 +500,7 @@ class NormalizeAndClipActions(ConnectorV2):
 
 
 def _has_integers(space: Any) -> bool:
-    if isinstance(space, gym.spaces.Dict | gym.spaces.Tuple):
-        parts = space.spaces.values() if isinstance(space, gym.spaces.Dict) else space.spaces
-        return any(_has_integers(part) for part in parts)
-    return isinstance(space, gym.spaces.Box) and _counts_from_0(space)
+    return any(isinstance(leaf, gym.spaces.Box) and _counts_from_0(leaf) for leaf in leaf_spaces(space))
 
 
 def _counts_from_0(space: gym.spaces.Box) -> bool:

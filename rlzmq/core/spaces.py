@@ -8,12 +8,14 @@ from typing import Any
 
 import gymnasium as gym
 import numpy as np
+import optree
 from gymnasium import spaces
 
 from rlzmq.core.plain import NotPlainError, checked_dtype, from_plain, to_plain
-from rlzmq.core.tree import value_kind
+from rlzmq.core.tree import tree_leaves, tree_map, value_kind
 
 __all__ = [
+    "leaf_paths",
     "leaf_spaces",
     "one_hot",
     "space_filler",
@@ -21,6 +23,7 @@ __all__ = [
     "space_from_plain",
     "space_parts",
     "space_to_plain",
+    "space_tree",
 ]
 
 _MAX_DEPTH = 16
@@ -186,13 +189,22 @@ def _integer(text: object) -> Any:
     return dtype.type
 
 
+def space_tree(space: gym.Space[Any]) -> Any:
+    """Return the leaves of a space as a tree: a Dict becomes a dict, a Tuple a tuple."""
+    if isinstance(space, spaces.Dict):
+        return {key: space_tree(part) for key, part in space.spaces.items()}
+    return tuple(map(space_tree, space.spaces)) if isinstance(space, spaces.Tuple) else space
+
+
 def leaf_spaces(space: gym.Space[Any]) -> list[Any]:
     """Return the leaves of a space in the order of `tree_leaves`, with Dict keys sorted."""
-    if isinstance(space, gym.spaces.Dict):
-        return [leaf for key in sorted(space.spaces) for leaf in leaf_spaces(space.spaces[key])]
-    if isinstance(space, gym.spaces.Tuple):
-        return [leaf for part in space.spaces for leaf in leaf_spaces(part)]
-    return [space]
+    return tree_leaves(space_tree(space))
+
+
+def leaf_paths(space: gym.Space[Any]) -> list[tuple[tuple[Any, ...], Any]]:
+    """Return (keys and positions that lead to it, leaf) of each leaf, with Dict keys sorted."""
+    paths, leaves, _ = optree.tree_flatten_with_path(space_tree(space))
+    return list(zip(paths, leaves, strict=True))
 
 
 def space_filler(
@@ -210,23 +222,17 @@ def space_filler(
     Returns:
         Arrays (0-d ones for scalar spaces) in the space's structure.
     """
-    if isinstance(space, gym.spaces.Dict):
-        return {
-            key: space_filler(sub_space, fill, lead=lead, one_hot_discrete=one_hot_discrete)
-            for key, sub_space in space.spaces.items()
-        }
-    if isinstance(space, gym.spaces.Tuple):
-        return tuple(
-            space_filler(sub_space, fill, lead=lead, one_hot_discrete=one_hot_discrete)
-            for sub_space in space.spaces
-        )
-    if one_hot_discrete and isinstance(space, gym.spaces.Discrete):
-        return np.full((*lead, int(space.n)), fill, np.float32)
-    if one_hot_discrete and isinstance(space, gym.spaces.MultiDiscrete):
-        return np.full((*lead, int(space.nvec.sum())), fill, np.float32)
-    if space.shape is None or space.dtype is None:
-        return fill
-    return np.full((*lead, *space.shape), fill, space.dtype)
+
+    def filled(leaf: gym.Space[Any]) -> Any:
+        if one_hot_discrete and isinstance(leaf, spaces.Discrete):
+            return np.full((*lead, int(leaf.n)), fill, np.float32)
+        if one_hot_discrete and isinstance(leaf, spaces.MultiDiscrete):
+            return np.full((*lead, int(leaf.nvec.sum())), fill, np.float32)
+        if leaf.shape is None or leaf.dtype is None:
+            return fill
+        return np.full((*lead, *leaf.shape), fill, leaf.dtype)
+
+    return tree_map(filled, space_tree(space))
 
 
 def one_hot(space: gym.Space[Any], value: Any) -> Any:

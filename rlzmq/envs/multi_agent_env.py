@@ -9,11 +9,11 @@ import gymnasium as gym
 import numpy as np
 from numpy.typing import NDArray
 
-from rlzmq.core.errors import ConfigurationError, EnvError, MultiAgentEnvError
+from rlzmq.core.errors import ConfigurationError, MultiAgentEnvError
 from rlzmq.core.imports import import_optional
 from rlzmq.core.synonyms import did_you_mean
 from rlzmq.envs.registry import EnvContext, EnvEntry, MakingEnvs, make_env, resolve_env
-from rlzmq.envs.sync_vector import Recover, Reproduction, plain_action
+from rlzmq.envs.sync_vector import Recover, Reproduction, plain_action, replaced
 from rlzmq.episodes.step_values import as_flag
 
 __all__ = [
@@ -585,9 +585,9 @@ class SyncVectorMultiAgentEnv:
     single_observation_spaces: gym.spaces.Dict
 
     def __init__(self, creators: Sequence[Callable[[], Any]]) -> None:
-        self._creators = list(creators)
-        self.num_envs: int = len(self._creators)
-        self.envs: list[Any] = [creator() for creator in self._creators]
+        self.env_fns = list(creators)
+        self.num_envs: int = len(self.env_fns)
+        self.envs: list[Any] = [creator() for creator in self.env_fns]
         self.single_observation_spaces, self.single_action_spaces = agent_spaces(self.envs[0])
         for index, env in enumerate(self.envs[1:], 1):
             if agent_spaces(env) != (self.single_observation_spaces, self.single_action_spaces):
@@ -742,32 +742,11 @@ class SyncVectorMultiAgentEnv:
 
     def _recovered(self, index: int, where: str, error: Exception) -> tuple[AgentDict, AgentDict]:
         """Replace an environment that raised an error, and return the new one's first observations."""
-        attempt: Exception = error
-        while True:
-            if self.recover is None:
-                raise EnvError(
-                    f"Environment {index} of {self.num_envs} raised {type(attempt).__name__}: {attempt}"
-                ) from attempt
-            seed = self.recover(index, where, attempt)
-            if index not in self.failed:
-                self.failed.append(index)
-            self.resetting[index] = True
-            self.needs_reset[index] = False
-            self.is_resetting = True
-            try:
-                self.envs[index].close()
-            except Exception as close_error:  # it is broken already, and only the new one counts
-                error.add_note(f"close() raised {close_error!r}")
-            try:
-                self._note_reset(index, seed)
-                self.envs[index] = self._creators[index]()
-                row = self.envs[index].reset(seed=seed, options=None)
-            except Exception as again:
-                attempt, where = again, "reset"
-                continue
-            finally:
-                self.is_resetting = False
-            return self._checked(index, row, "reset", _RESET_PARTS)  # type: ignore[no-any-return]
+        row = replaced(self, index, where, error, self._note_reset)
+        self.failed.append(index)
+        self.resetting[index] = True
+        self.needs_reset[index] = False
+        return self._checked(index, row, "reset", _RESET_PARTS)  # type: ignore[no-any-return]
 
     def close(self) -> None:
         """Close all environments."""

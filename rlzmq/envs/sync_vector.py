@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import gymnasium as gym
 import numpy as np
@@ -22,7 +22,15 @@ from rlzmq.core.tree import tree_leaves, tree_map
 from rlzmq.envs.observation_check import misfit
 from rlzmq.episodes.step_values import FLAG_TYPES, REWARD_TYPES, as_flag, as_info, as_reward
 
-__all__ = ["ActionHistory", "LeanSyncVectorEnv", "Recover", "Reproduction", "SparseStep", "plain_action"]
+__all__ = [
+    "ActionHistory",
+    "LeanSyncVectorEnv",
+    "Recover",
+    "Reproduction",
+    "SparseStep",
+    "plain_action",
+    "replaced",
+]
 
 Recover = Callable[[int, str, Exception], int | None]
 
@@ -139,6 +147,48 @@ def _plain_random(value: object) -> object:
     if isinstance(value, Mapping):
         return {key: _plain_random(item) for key, item in value.items()}
     return value.tolist() if isinstance(value, np.ndarray | np.generic) else value
+
+
+class _HasEnvs(Protocol):
+    num_envs: int
+    envs: Any
+    env_fns: Any
+    recover: Recover | None
+    is_resetting: bool
+
+
+def replaced(
+    vector: _HasEnvs, index: int, where: str, error: Exception, begin: Callable[[int, int | None], None]
+) -> Any:
+    """Replace an environment that raised an error, until one can be reset, and return what the reset returned.
+
+    Args:
+        vector: The vector env.
+        index: Index of the environment.
+        where: "step" or "reset".
+        error: The error.
+        begin: Called with the index and the seed before each reset.
+
+    Raises:
+        EnvError: Environments are not replaced.
+    """
+    while True:
+        if vector.recover is None:
+            raise EnvError(
+                f"Environment {index} of {vector.num_envs} raised {type(error).__name__}: {error}"
+            ) from error
+        seed = vector.recover(index, where, error)
+        vector.is_resetting = True
+        try:
+            with contextlib.suppress(Exception):  # it is broken already, and only the new one counts
+                vector.envs[index].close()
+            vector.envs[index] = vector.env_fns[index]()
+            begin(index, seed)
+            return vector.envs[index].reset(seed=seed)
+        except Exception as again:
+            error, where = again, "reset"
+        finally:
+            vector.is_resetting = False
 
 
 class LeanSyncVectorEnv(SyncVectorEnv):
@@ -351,26 +401,9 @@ class LeanSyncVectorEnv(SyncVectorEnv):
 
     def _recovered(self, index: int, where: str, error: Exception) -> tuple[Any, dict[str, Any]]:
         """Replace an environment that raised an error, and return the new one's first observation and info."""
-        while True:
-            if self.recover is None:
-                raise EnvError(
-                    f"Environment {index} of {self.num_envs} raised {type(error).__name__}: {error}"
-                ) from error
-            seed = self.recover(index, where, error)
-            self.is_resetting = True
-            try:
-                with contextlib.suppress(Exception):  # it is broken already, and only the new one counts
-                    self.envs[index].close()
-                self.envs[index] = self.env_fns[index]()
-                self.history.restart(index, seed)
-                observation, info = self.envs[index].reset(seed=seed)
-            except Exception as again:
-                error, where = again, "reset"
-                continue
-            finally:
-                self.is_resetting = False
-            self.failed.append(index)
-            return observation, info
+        observation, info = replaced(self, index, where, error, self.history.restart)
+        self.failed.append(index)
+        return observation, info
 
     def _reset_some(
         self, mask: NDArray[np.bool_], seeds: list[int | None], options: dict[str, Any] | None

@@ -24,6 +24,7 @@ from gymnasium.vector import AsyncVectorEnv, AutoresetMode, VectorEnv
 from rlzmq.core.addresses import ensure_multiprocessing_directory
 from rlzmq.core.errors import ConfigurationError, RlzmqError, UnsupportedSpaceError
 from rlzmq.core.process import blocked, default_in_forks, ignore_ending_signals
+from rlzmq.core.spaces import leaf_paths
 from rlzmq.core.synonyms import did_you_mean
 from rlzmq.core.tracebacks import run_error
 from rlzmq.envs.registry import EnvContext, EnvEntry, MakingEnvs, call_creator, make_env, resolve_env
@@ -338,7 +339,8 @@ def check_space(space: object, name: str, *, where: str = "") -> None:
             f"{name}{place}: expected a gymnasium.spaces.Space, got {space!r} ({type(space).__name__}). "
             f"Set self.{name} in the environment's __init__."
         )
-    for path, part in _parts(space, name):
+    for keys, part in leaf_paths(space):
+        path = name + "".join(f"[{key!r}]" for key in keys)
         if isinstance(part, spaces.Box) and part.dtype.hasobject:
             _refuse(path, part, place, "its dtype is object")
         if not isinstance(part, _LEAVES):
@@ -349,17 +351,6 @@ def check_env_spaces(env: object, *, where: str = "") -> None:
     """Check the observation and action space of a single environment (see ``check_space``)."""
     check_space(getattr(env, "observation_space", None), "observation_space", where=where)
     check_space(getattr(env, "action_space", None), "action_space", where=where)
-
-
-def _parts(space: gym.Space[object], path: str) -> Iterator[tuple[str, gym.Space[object]]]:
-    if isinstance(space, spaces.Dict):
-        for key, part in space.spaces.items():
-            yield from _parts(part, f"{path}[{key!r}]")
-    elif isinstance(space, spaces.Tuple):
-        for index, part in enumerate(space.spaces):
-            yield from _parts(part, f"{path}[{index}]")
-    else:
-        yield path, space
 
 
 def _refuse(path: str, space: gym.Space[object], place: str, reason: str) -> None:

@@ -26,7 +26,6 @@ __all__ = [
     "AgentEvent",
     "AgentTrack",
     "Pending",
-    "SavedTimeline",
     "Timeline",
     "timeline_from_plain",
     "timeline_to_plain",
@@ -153,17 +152,6 @@ class AgentEvent(NamedTuple):
     truncated: bool = False
 
 
-class SavedTimeline(NamedTuple):
-    """Snapshot of a timeline's mutable parts; see `Timeline.saved`."""
-
-    env_t: int
-    repeated: set[Any]
-    departed: dict[Any, tuple[bool, bool, int]]
-    early_rewards: dict[Any, Any]
-    # The tracks of agents that are not done, with their pending, reward and output_keys.
-    ongoing: list[tuple[AgentTrack, Pending | None, Any, frozenset[str] | None]]
-
-
 class Timeline:
     """The agents' tracks between two env steps.
 
@@ -206,33 +194,6 @@ class Timeline:
     @property
     def is_done(self) -> bool:
         return self.is_terminated or self.is_truncated
-
-    def saved(self) -> SavedTimeline:
-        """Return a snapshot of this ongoing timeline, for `restore` after an agent's episode has rejected a step."""
-        return SavedTimeline(
-            self.env_t,
-            self.repeated,
-            dict(self.departed),
-            dict(self.early_rewards),
-            [
-                (track, track.pending, track.reward, track.output_keys)
-                for track in self.tracks.values()
-                if not (track.terminated or track.truncated)
-            ],
-        )
-
-    def restore(self, saved: SavedTimeline) -> None:
-        """Undo the single reset or env step since `saved`."""
-        env_t = self.env_t
-        self.env_t, self.repeated, self.departed, self.early_rewards = saved[:4]
-        self.is_terminated = self.is_truncated = False
-        for agent_id in [agent_id for agent_id, track in self.tracks.items() if track.obs_env_ts[0] == env_t]:
-            del self.tracks[agent_id]  # it was new
-        for track, pending, reward, output_keys in saved.ongoing:
-            track.pending, track.reward, track.output_keys = pending, reward, output_keys
-            track.terminated, track.truncated, track.done_env_t = False, False, -1
-            if track.obs_env_ts[-1] == env_t:
-                track.obs_env_ts.pop()
 
     def reset(self, observations: Mapping[Any, Any], infos: Mapping[Any, Any]) -> list[AgentEvent]:
         """Add the episode's first observations; return the changes to the agents' episodes."""

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import logging
 import math
+import sys
 import time
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass
 from itertools import repeat
 from typing import Any, Protocol
 
@@ -109,63 +110,65 @@ def find_bad_values(batch: EpisodeBatch) -> BadValues | None:
             else:
                 is_usable = all(map(_all_usable, repeat(name), tree_leaves(column)))
             if not is_usable:
-                marks = _marks(part, columns)
-                values += _values_of(batch, part, marks)
-                own = _num_bad(part, marks)
-                num_of_env, num_of_module = num_of_env + own[0], num_of_module + own[1]
+                found, own_of_env, own_of_module = _find_in(part, columns)
+                values += [_described(batch, part, *place) for place in found]
+                num_of_env, num_of_module = num_of_env + own_of_env, num_of_module + own_of_module
                 break
     # Without `values`, all of them are in slots that belong to no chunk.
     return BadValues(values, num_of_env or num_of_module) if values else None
 
 
-@dataclass(slots=True)
-class _Leaf:
-    """One array of a column with unusable values.
+def _find_in(
+    part: EpisodeBatch, columns: Mapping[str, Any]
+) -> tuple[list[tuple[int, int, int, str, float]], int, int]:
+    """Find the unusable values of a batch on its own columns.
 
-    Attributes:
-        shown: Name and path, for display.
-        usable: bool [num_slots].
-        rank: Position in the order in which the values of one slot are produced: observation, model outputs, reward.
+    Returns:
+        (chunk, slot, rank, column, value) of each chunk's first one; the numbers of unusable observations and rewards,
+        and of steps with unusable module outputs, without lookback parts. The rank is the place in the order in which
+        the values of one slot are produced: observation, module outputs, reward.
     """
+    first: dict[int, tuple[int, int, str, float]] = {}
+    of_env: set[tuple[int, int]] = set()
+    of_module: set[tuple[int, int]] = set()
+    for name, column in columns.items():
+        rank = _RANKS.get(name, 1)
+        for path, leaf in zip(*optree.tree_flatten_with_path(column)[:2], strict=True):
+            if _all_usable(name, leaf):
+                continue
+            bad: BoolArray = ~np.all(_usable(name, leaf).reshape(len(leaf), -1), axis=1)
+            if name == _INITIAL_STATE:  # a value before all others, but named only if there are no others
+                for c in np.flatnonzero(bad).tolist():
+                    of_module.add((c, -1))
+                    if part.length[c]:
+                        first.setdefault(c, (sys.maxsize, 1, repr(name), math.nan))
+                continue
+            counts = part.lookback + part.length + (rank == _RANKS[Columns.OBS])
+            slots = ragged_arange(part.start - part.lookback, counts)
+            chunks = np.arange(len(part)).repeat(counts)[bad[slots]]
+            shown = f"{name!r}{''.join(f'[{key!r}]' for key in path)}"
+            for c, slot in zip(chunks.tolist(), slots[bad[slots]].tolist(), strict=True):
+                if slot >= part.start[c]:
+                    (of_module if rank == 1 else of_env).add((slot, rank))
+                if (slot, rank) < first.get(c, (sys.maxsize,))[:2]:
+                    row = np.atleast_1d(leaf[slot])
+                    first[c] = slot, rank, shown, float(np.real(row[~_usable(name, row)][0]))
+    return [(c, *place) for c, place in sorted(first.items())], len(of_env), len(of_module)
 
-    shown: str
-    column: str
-    array: NDArray[Any]
-    usable: BoolArray
-    rank: int
 
-
-@dataclass(slots=True)
-class _Marks:
-    """The usable slots of a batch's columns, bool [num_slots], and its chunks' usable initial states, bool [C]."""
-
-    observations: BoolArray
-    steps: BoolArray
-    initial_states: BoolArray
-    leaves: list[_Leaf] = field(default_factory=list)
-
-
-def _marks(batch: EpisodeBatch, columns: Mapping[str, Any]) -> _Marks:
-    bad = [
-        (name, path, leaf)
-        for name, column in columns.items()
-        for path, leaf in zip(*optree.tree_flatten_with_path(column)[:2], strict=True)
-        if not _all_usable(name, leaf)
-    ]
-    ones = np.ones(batch.num_slots, np.bool_)
-    marks = _Marks(ones, ones.copy(), np.ones(len(batch), np.bool_))
-    for name, path, leaf in bad:
-        usable: BoolArray = np.all(_usable(name, leaf).reshape(len(leaf), -1), axis=1)
-        if name == _INITIAL_STATE:
-            marks.initial_states &= usable
-            continue
-        if name == Columns.OBS:
-            marks.observations &= usable
-        else:
-            marks.steps &= usable
-        shown = f"{name!r}{''.join(f'[{key!r}]' for key in path)}"
-        marks.leaves.append(_Leaf(shown, name, leaf, usable, _RANKS.get(name, 1)))
-    return marks
+def _described(
+    batch: EpisodeBatch, part: EpisodeBatch, c: int, slot: int, rank: int, shown: str, value: float
+) -> BadValue:
+    """Return an unusable value of a part of the batch (itself, or a group of agents' chunks); see `_find_in`."""
+    after = 0 if slot == sys.maxsize else slot - int(part.start[c]) + (rank == _RANKS[Columns.REWARDS])
+    e, num_env_steps = c, int(part.t_started[c]) + after
+    if part.episode is not None:
+        episode, _, env_ts = part.links
+        e = int(episode[c])
+        place = min(max(after, -int(part.lookback[c])), int(part.length[c]))
+        num_env_steps = int(env_ts[int(part.start[c]) + place])
+    agent_id = None if part.agent_ids is None or part is batch else part.agent_ids[c]
+    return BadValue(shown, value, e, num_env_steps, int(batch.env_index[e]), agent_id, rank != 1)
 
 
 def _all_usable(name: str, leaf: NDArray[Any]) -> bool:
@@ -185,54 +188,6 @@ def _usable(name: str, leaf: NDArray[Any]) -> BoolArray:
     # The range of float16 is smaller.
     usable: BoolArray = sizes < (LARGEST if leaf.dtype.itemsize > 2 else np.inf)
     return usable
-
-
-def _first_of_chunks(batch: EpisodeBatch, marks: _Marks) -> list[tuple[int, str, float, int, int]]:
-    """Return (chunk, column, value, env steps since the chunk's start, rank) of each chunk's first unusable value."""
-    first: dict[int, tuple[int, int, _Leaf]] = {}
-    for leaf in marks.leaves:
-        counts = batch.lookback + batch.length + (leaf.rank == _RANKS[Columns.OBS])
-        slots = ragged_arange(batch.start - batch.lookback, counts)
-        bad = ~leaf.usable[slots]
-        chunks = np.repeat(np.arange(len(batch)), counts)[bad]
-        for c, slot in zip(chunks.tolist(), slots[bad].tolist(), strict=True):
-            if c not in first or (slot, leaf.rank) < first[c][:2]:
-                first[c] = slot, leaf.rank, leaf
-    found = []
-    for c, (slot, rank, leaf) in sorted(first.items()):
-        row = np.atleast_1d(leaf.array[slot])
-        value = float(np.real(row[~_usable(leaf.column, row)][0]))
-        after = slot - int(batch.start[c]) + (rank == _RANKS[Columns.REWARDS])
-        found.append((c, leaf.shown, value, after, rank))
-    for c in np.flatnonzero(~marks.initial_states & (batch.length > 0)).tolist():
-        if c not in first:
-            found.append((c, repr(_INITIAL_STATE), math.nan, 0, 1))
-    return found
-
-
-def _num_bad(batch: EpisodeBatch, marks: _Marks) -> tuple[int, int]:
-    """Return the numbers of unusable observations and rewards, and of steps with unusable columns."""
-    slots = batch.step_slots()
-    rewards = np.ones(batch.num_slots, np.bool_)
-    for leaf in marks.leaves:
-        if leaf.column == Columns.REWARDS:
-            rewards &= leaf.usable
-    observed = ragged_arange(batch.start, batch.length + 1)
-    num_of_env = int((~marks.observations[observed]).sum() + (~rewards[slots]).sum())
-    return num_of_env, int((~marks.steps[slots]).sum() + (~marks.initial_states).sum())
-
-
-def _values_of(batch: EpisodeBatch, part: EpisodeBatch, marks: _Marks) -> Iterator[BadValue]:
-    """Yield the first unusable value of each chunk of a part of the batch (itself, or a group of agents' chunks)."""
-    for c, name, value, after, rank in _first_of_chunks(part, marks):
-        e, num_env_steps = c, int(part.t_started[c]) + after
-        if part.episode is not None:
-            episode, _, env_ts = part.links
-            e = int(episode[c])
-            place = min(max(after, -int(part.lookback[c])), int(part.length[c]))
-            num_env_steps = int(env_ts[int(part.start[c]) + place])
-        agent_id = None if part.agent_ids is None or part is batch else part.agent_ids[c]
-        yield BadValue(name, value, e, num_env_steps, int(batch.env_index[e]), agent_id, rank != 1)
 
 
 # -- in runners ---------------------------------------------------------------------------------------

@@ -22,7 +22,6 @@ from rlzmq.episodes.agent_timelines import (
     AgentEvent,
     AgentTrack,
     Pending,
-    SavedTimeline,
     Timeline,
     timeline_from_plain,
     timeline_to_plain,
@@ -182,7 +181,7 @@ class MultiAgentEpisode(MultiAgentGetters):
         """Add the env steps that the constructor got, from the start of the lookback part."""
         timeline = self._timeline
         timeline.env_t = timeline.env_t_started - timeline.lookback
-        self._apply(timeline.reset(observations[0], infos[0]), timeline.saved())
+        self._apply(timeline.reset(observations[0], infos[0]))
         for step in range(num_steps):
             is_last = step == num_steps - 1
             ends = (terminateds, truncateds) if is_last else ({}, {})
@@ -221,8 +220,8 @@ class MultiAgentEpisode(MultiAgentGetters):
                 "with "
                 f"{len(self.agent_episodes)} agents. Make a new MultiAgentEpisode for every env reset."
             )
-        before = self._timeline.saved()
-        self._apply(self._timeline.reset(observations, infos or {}), before)
+        self._map(observations)
+        self._apply(self._timeline.reset(observations, infos or {}))
         self._last_step_time = time.perf_counter()
 
     def add_env_step(
@@ -255,8 +254,8 @@ class MultiAgentEpisode(MultiAgentGetters):
             MultiAgentEnvError: The episode, or an agent with data, is done already; an agent acted without an
                 observation (or twice on one), got an observation without having acted, acted and observed without a
                 reward, or acted and was truncated without a last observation; rewards that must be summed are not
-                numbers, extra model outputs are not a dict, or (array-backed) an item does not fit its column. The
-                episode is then unchanged.
+                numbers, or extra model outputs are not a dict. The episode is then unchanged. Or an item does not fit
+                its column of an array-backed episode, which is then of no more use.
         """
         self._advance(
             observations,
@@ -272,26 +271,27 @@ class MultiAgentEpisode(MultiAgentGetters):
             self._duration_s += now - self._last_step_time
         self._last_step_time = now
 
-    def _advance(self, *step: Mapping[Any, Any]) -> None:
+    def _advance(self, observations: Mapping[Any, Any], *step: Mapping[Any, Any]) -> None:
         """Add an env step; see `Timeline.advance`."""
-        before = self._timeline.saved()
-        self._apply(self._timeline.advance(*step, where=self._where()), before)
+        self._map(observations)
+        self._apply(self._timeline.advance(observations, *step, where=self._where()))
 
-    def _apply(self, events: Sequence[AgentEvent], before: SavedTimeline) -> None:
-        """Apply the timeline's changes to the agents' episodes; undo all of them if one fails."""
-        num_applied = 0
-        try:
-            for event in events:
+    def _map(self, observations: Mapping[Any, Any]) -> None:
+        """Map new agents to their modules, before anything is changed: the mapping function may fail."""
+        for agent_id, observation in observations.items():
+            known = agent_id in self._timeline.tracks or agent_id in self._timeline.departed
+            if observation is not None and not known:
+                self.module_for(agent_id)
+
+    def _apply(self, events: Sequence[AgentEvent]) -> None:
+        """Apply the timeline's changes to the agents' episodes."""
+        for event in events:
+            try:
                 self._apply_event(event)
-                num_applied += 1
-        except Exception as error:
-            failed = events[num_applied]
-            where = f"{self._where()}, env step {self.env_t}, agent {failed.agent_id!r}"
-            self._undo(events[:num_applied])
-            self._timeline.restore(before)
-            if failed.kind == "step":
-                raise MultiAgentEnvError(f"{where}: {error}") from error
-            raise
+            except ValueError as error:  # of an array-backed column
+                raise MultiAgentEnvError(
+                    f"{self._where()}, env step {self.env_t}, agent {event.agent_id!r}: {error}"
+                ) from error
 
     def _apply_event(self, event: AgentEvent) -> None:
         if event.kind == "reset":
@@ -316,16 +316,6 @@ class MultiAgentEpisode(MultiAgentGetters):
             truncated=event.truncated,
             extra_model_outputs=dict(event.extra_model_outputs),
         )
-
-    def _undo(self, events: Sequence[AgentEvent]) -> None:
-        for event in events:
-            if event.kind == "reset":
-                del self.agent_episodes[event.agent_id]
-                continue
-            sae = self.agent_episodes[event.agent_id]
-            sae.is_terminated = sae.is_truncated = False
-            if event.kind == "step":
-                sae._take_back_step()
 
     def truncate(self) -> None:
         """End the episode here, truncated for all agents that are not done. Hanging actions are dropped.

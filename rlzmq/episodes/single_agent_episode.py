@@ -343,13 +343,6 @@ class SingleAgentEpisode(EpisodeColumns):
         self.t_started, self.t = t_started, t_started + len(self.rewards)
         self._duration_s, self._last_step_time = 0.0, None
 
-    def _take_back_step(self) -> None:
-        """Remove the last step, which did not end the episode. Its duration remains counted."""
-        self.t -= 1
-        self._truncate(self.rewards.lookback + self.t - self.t_started)
-        if self.t == 0:
-            self.extra_model_outputs = {}  # the columns started with this step
-
     def _truncate(self, num_steps: int) -> None:
         """Drop all but the first steps (including the lookback part)."""
         self.observations._truncate(num_steps + 1)

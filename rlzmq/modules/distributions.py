@@ -12,8 +12,11 @@ import numpy as np
 import optree
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 from rlzmq.core.errors import ConfigurationError, UnsupportedSpaceError
+from rlzmq.core.spaces import leaf_spaces, space_tree
+from rlzmq.core.tree import tree_map
 
 __all__ = [
     "Distribution",
@@ -331,9 +334,9 @@ class TorchMultiCategorical(Distribution):
         if min(lens) == width:
             grid = logits.reshape(*lead, len(lens), width)
         else:
-            source, padding = _padding(lens, logits.device)
-            grid = logits.index_select(-1, source).masked_fill(padding, float("-inf"))
-            grid = grid.view(*lead, len(lens), width)
+            columns = [part.movedim(-1, 0) for part in torch.split(logits, list(lens), -1)]
+            grid = pad_sequence(columns, batch_first=True, padding_value=float("-inf"))
+            grid = grid.movedim((0, 1), (-2, -1))
         self._categorical = TorchCategorical(grid)
 
     def _to_action(self, index: Tensor) -> Tensor:
@@ -365,29 +368,6 @@ class TorchMultiCategorical(Distribution):
 
     def to_deterministic(self) -> TorchDeterministic:
         return TorchDeterministic(self._to_action(self._categorical.logits.argmax(-1)))
-
-
-def _padding(lens: tuple[int, ...], device: torch.device) -> tuple[Tensor, Tensor]:
-    """Return the source of each cell of the ``[M * max K]`` grid, and which cells are padding."""
-    key = (lens, device)
-    cached = _PADDING.get(key)
-    if cached is None:
-        width = max(lens)
-        offsets = np.concatenate([[0], np.cumsum(lens)[:-1]])
-        column = np.arange(width)
-        padding = column[None, :] >= np.array(lens)[:, None]
-        source = np.where(padding, 0, offsets[:, None] + column[None, :])
-        with torch.inference_mode(False):
-            cached = (
-                torch.from_numpy(source.reshape(-1)).to(device),
-                torch.from_numpy(padding.reshape(-1)).to(device),
-            )
-        _PADDING[key] = cached
-    return cached
-
-
-# One small entry per action space in use.
-_PADDING: dict[tuple[tuple[int, ...], torch.device], tuple[Tensor, Tensor]] = {}
 
 
 _HALF_LOG_TWO_PI = 0.5 * math.log(2.0 * math.pi)
@@ -655,8 +635,8 @@ def action_dist_cls_for(space: gym.Space[Any] | None, *, where: str = "module") 
             "its RLModuleSpec (or in config.environment(...)), or override get_*_action_dist_cls()"
         )
     if isinstance(space, gym.spaces.Dict | gym.spaces.Tuple):
-        classes = _map_space(space, lambda leaf: _leaf_cls(leaf, where))
-        lens = tuple(optree.tree_leaves(_map_space(space, num_dist_inputs)))
+        classes = tree_map(lambda leaf: _leaf_cls(leaf, where), space_tree(space))
+        lens = tuple(map(num_dist_inputs, leaf_spaces(space)))
         if not lens:
             raise UnsupportedSpaceError(f"{where}: action space {space} has no parts")
         return TorchMultiDistribution.get_partial_dist_cls(
@@ -668,21 +648,13 @@ def action_dist_cls_for(space: gym.Space[Any] | None, *, where: str = "module") 
 def num_dist_inputs(space: gym.Space[Any]) -> int:
     """Return the number of inputs per row that the default distribution of ``space`` takes."""
     if isinstance(space, gym.spaces.Dict | gym.spaces.Tuple):
-        return sum(optree.tree_leaves(_map_space(space, num_dist_inputs)))
+        return sum(map(num_dist_inputs, leaf_spaces(space)))
     if isinstance(space, gym.spaces.Discrete):
         return int(space.n)
     if isinstance(space, gym.spaces.Box) and not np.issubdtype(space.dtype, np.integer):
         return 2 * int(np.prod(space.shape))
     choices: Any = _leaf_cls(space, "module")
     return sum(choices.input_lens)
-
-
-def _map_space(space: gym.Space[Any], leaf: Any) -> Any:
-    if isinstance(space, gym.spaces.Dict):
-        return {key: _map_space(space[key], leaf) for key in sorted(space.spaces)}
-    if isinstance(space, gym.spaces.Tuple):
-        return tuple(_map_space(part, leaf) for part in space.spaces)
-    return leaf(space)
 
 
 def _leaf_cls(space: gym.Space[Any], where: str) -> type[Distribution]:

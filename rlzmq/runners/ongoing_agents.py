@@ -20,7 +20,6 @@ from rlzmq.episodes.agent_timelines import (
     LAST_OBSERVATION,
     AgentEvent,
     AgentTrack,
-    SavedTimeline,
     Timeline,
 )
 from rlzmq.episodes.columns import Columns
@@ -351,13 +350,11 @@ class LiveEpisode:
 
     def begin(self, observations: Mapping[Any, Any], infos: Mapping[Any, Any]) -> None:
         """Begin the episode with its reset observations."""
-        before = self.timeline.saved()
         infos = checked_infos(infos, f"episode {self.id_}, env step {self.timeline.env_t}")
         events = self.timeline.reset(observations, infos)
-        stores = self._stores_of_new(events, before)
         self.is_reset = True
         self.observed = []
-        self._apply(events, stores)
+        self._apply(events)
 
     def step(
         self,
@@ -371,7 +368,7 @@ class LiveEpisode:
         """Add one env step with the rows of the agents' acts; return the number of completed agent steps.
 
         Raises:
-            MultiAgentEnvError: See `MultiAgentEpisode.add_env_step`. The episode is unchanged.
+            MultiAgentEnvError: See `MultiAgentEpisode.add_env_step`.
         """
         acting = self._acting
         self.observed = observed = []
@@ -436,7 +433,6 @@ class LiveEpisode:
     ) -> int:
         self.observed = []
         timeline = self.timeline
-        before = None if observations.keys() <= timeline.tracks.keys() else timeline.saved()
         where = f"episode {self.id_}, env step {timeline.env_t + 1}"
         events = timeline.advance(
             observations,
@@ -448,8 +444,7 @@ class LiveEpisode:
             _NO_OUTPUTS,
             where=f"episode {self.id_}",
         )
-        stores = self._stores_of_new(events, before)
-        self._apply(events, stores)
+        self._apply(events)
         return sum(event.kind == "step" for event in events)
 
     def _are_plain(self, infos: Mapping[Any, Any]) -> bool:
@@ -469,26 +464,10 @@ class LiveEpisode:
         }
         self._no_infos: dict[Any, dict[str, Any]] = {agent_id: {} for agent_id in self._acting}
 
-    def _stores_of_new(
-        self, events: list[AgentEvent], before: SavedTimeline | None
-    ) -> dict[Any, ModuleStore]:
-        """Return the stores of new agents. If the mapping function fails, no agent is added."""
-        if before is None:
-            return {}
-        try:
-            return {
-                event.agent_id: self._stores[self.face.module_for(event.agent_id)]
-                for event in events
-                if event.kind == "reset"
-            }
-        except Exception:
-            self.timeline.restore(before)
-            raise
-
-    def _apply(self, events: list[AgentEvent], stores: Mapping[Any, ModuleStore]) -> None:
+    def _apply(self, events: list[AgentEvent]) -> None:
         for event in events:
             if event.kind == "reset":
-                store = stores[event.agent_id]
+                store = self._stores[self.face.module_for(event.agent_id)]
                 record = AgentRecord(event.agent_id, store, self.timeline.tracks[event.agent_id])
                 if store.module_step.is_stateful:
                     record.initial_state = store.module_step.initial_row_numpy

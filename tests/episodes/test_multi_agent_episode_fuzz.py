@@ -121,21 +121,6 @@ class Sequence:
         for step in forbidden_steps(self.model):
             with pytest.raises(MultiAgentEnvError):
                 step.add_to(self.episode)
-        if self.rng.random() < 0.3 and not self.model.is_done():
-            self.refuse_in_the_middle()
-
-    def refuse_in_the_middle(self) -> None:
-        """A sound step but for one agent's observation, which does not fit its column, changes nothing."""
-        episode = copy.deepcopy(self.episode).to_numpy()
-        step = random_step(self.rng, self.model, self.counter)
-        arrays = [
-            a for a in step.observations if a in episode.agent_ids and episode.agent_episodes[a].is_numpy
-        ]
-        if arrays and self.model.make is int:
-            step.observations[self.rng.choice(arrays)] = [1, 2]  # type: ignore[assignment]
-            with pytest.raises(MultiAgentEnvError):
-                step.add_to(episode)
-            assert_same(episode, self.model)
 
     def check(self) -> None:
         assert_same(self.episode, self.model)

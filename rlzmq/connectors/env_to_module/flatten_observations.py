@@ -18,7 +18,7 @@ from rlzmq.connectors.observation_pieces import (
 )
 from rlzmq.connectors.rows import RowsContext, window_mask
 from rlzmq.core.errors import ConfigurationError, UnsupportedSpaceError
-from rlzmq.core.spaces import one_hot
+from rlzmq.core.spaces import leaf_spaces, one_hot
 from rlzmq.core.synonyms import did_you_mean
 from rlzmq.core.tree import tree_map, tree_unstack
 from rlzmq.episodes.columns import Columns
@@ -32,20 +32,20 @@ def flat_size(space: gym.Space[Any]) -> int:
     Raises:
         UnsupportedSpaceError: The space has no fixed size.
     """
-    if isinstance(space, gym.spaces.Dict):
-        return sum(flat_size(part) for part in space.spaces.values())
-    if isinstance(space, gym.spaces.Tuple):
-        return sum(flat_size(part) for part in space.spaces)
-    if isinstance(space, gym.spaces.Discrete):
-        return int(space.n)
-    if isinstance(space, gym.spaces.MultiDiscrete):
-        return int(space.nvec.sum())
-    if isinstance(space, (gym.spaces.Box, gym.spaces.MultiBinary)):
-        return int(np.prod(space.shape, dtype=np.int64))
-    raise UnsupportedSpaceError(
-        f"expected Box, Discrete, MultiDiscrete, MultiBinary, or a Dict or Tuple of them, got {space}: it "
-        "has no fixed size to flatten to. Convert it with a SingleAgentObservationPreprocessor first."
-    )
+    sizes = []
+    for leaf in leaf_spaces(space):
+        if isinstance(leaf, gym.spaces.Discrete):
+            sizes.append(int(leaf.n))
+        elif isinstance(leaf, gym.spaces.MultiDiscrete):
+            sizes.append(int(leaf.nvec.sum()))
+        elif isinstance(leaf, (gym.spaces.Box, gym.spaces.MultiBinary)):
+            sizes.append(int(np.prod(leaf.shape, dtype=np.int64)))
+        else:
+            raise UnsupportedSpaceError(
+                f"expected Box, Discrete, MultiDiscrete, MultiBinary, or a Dict or Tuple of them, got {leaf}: it "
+                "has no fixed size to flatten to. Convert it with a SingleAgentObservationPreprocessor first."
+            )
+    return sum(sizes)
 
 
 def flatten_values(space: gym.Space[Any], values: Any, num_lead: int = 0) -> npt.NDArray[np.float32]:

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from rlzmq.config.model_config import DefaultModelConfig
 from rlzmq.core.errors import ConfigurationError
+from rlzmq.core.spaces import leaf_spaces
 from rlzmq.episodes.columns import Columns
 from rlzmq.modules.default_models.encoders import MLP, RecurrentEncoder
 from rlzmq.modules.default_models.image_encoders import build_encoder, mismatch
@@ -101,23 +102,17 @@ def _is_float_box(space: gym.Space[Any]) -> bool:
 def _log_std_bound(space: gym.Space[Any], clip: float) -> Tensor | None:
     """Return the bound on the magnitude of each distribution input (inf: no bound); None if no input has a bound."""
 
-    def bounds(part: gym.Space[Any]) -> list[float]:
-        if isinstance(part, gym.spaces.Dict):
-            return [b for key in sorted(part.spaces) for b in bounds(part[key])]
-        if isinstance(part, gym.spaces.Tuple):
-            return [b for sub in part.spaces for b in bounds(sub)]
-        num_inputs = num_dist_inputs(part)
-        if _is_float_box(part):
-            return [math.inf] * (num_inputs // 2) + [float(clip)] * (num_inputs // 2)
-        return [math.inf] * num_inputs
-
     if clip is None or math.isinf(clip):
         return None
     if clip <= 0:
         raise ConfigurationError(
             f"model_config['log_std_clip_param']: expected a number above 0, got {clip!r}"
         )
-    found = bounds(space)
+    found: list[float] = []
+    for leaf in leaf_spaces(space):
+        num_inputs = num_dist_inputs(leaf)
+        bounded = num_inputs // 2 if _is_float_box(leaf) else 0
+        found += [math.inf] * (num_inputs - bounded) + [float(clip)] * bounded
     return torch.tensor(found) if any(map(math.isfinite, found)) else None
 
 

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from rlzmq.config.model_config import DefaultModelConfig
 from rlzmq.core.errors import ConfigurationError, UnsupportedSpaceError
+from rlzmq.core.spaces import leaf_paths
 from rlzmq.modules.default_models.encoders import MLP, activation_function, initialize
 
 __all__ = [
@@ -249,7 +250,7 @@ class MultiStreamEncoder(nn.Module):
         self.to_vectors: nn.ModuleList = nn.ModuleList()
         self.images: nn.ModuleList = nn.ModuleList()
         num_inputs = 0
-        for path, leaf in _leaves(space, ()):
+        for path, leaf in leaf_paths(space):
             if isinstance(leaf, gym.spaces.Box) and is_image(leaf):
                 self._image_paths.append(path)
                 self.images.append(ImageEncoder(leaf, config))
@@ -303,7 +304,7 @@ def mismatch(obs: object, space: gym.Space[Any]) -> str | None:
         obs: A tree like the space, each leaf ``[..., *leaf shape]``.
         space: The observation space.
     """
-    for path, leaf in _leaves(space, ()):
+    for path, leaf in leaf_paths(space):
         name = "obs" + "".join(f"[{key!r}]" for key in path)
         try:
             part = _part(obs, path)
@@ -322,16 +323,6 @@ def _part(obs: Any, path: Path) -> object:
     for key in path:
         obs = obs[key]
     return obs
-
-
-def _leaves(space: gym.Space[Any], path: Path) -> list[tuple[Path, gym.Space[Any]]]:
-    if isinstance(space, gym.spaces.Dict):
-        items: list[tuple[Any, Any]] = sorted(space.spaces.items())
-    elif isinstance(space, gym.spaces.Tuple):
-        items = list(enumerate(space.spaces))
-    else:
-        return [(path, space)]
-    return [leaf for key, sub in items for leaf in _leaves(sub, (*path, key))]
 
 
 class _Flat(nn.Module):
