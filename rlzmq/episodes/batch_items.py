@@ -534,12 +534,12 @@ def _new_episode(batch: BatchColumns, position: int) -> SingleAgentEpisode:
 
 
 def _is_view(buffer: InfiniteLookbackBuffer, lookback: int, num: int) -> bool:
-    """Return whether a buffer is still a view: it owns nothing and has as many items as at its creation."""
+    """Return whether a buffer is still a view of other arrays, with as many items as at its creation."""
     return (
-        not buffer._owned
-        and buffer._items is None
+        buffer._items is None
         and buffer.lookback == lookback
         and buffer._num == lookback + num
+        and all(leaf.base is not None for leaf in tree_leaves(buffer._arrays))
     )
 
 

@@ -164,9 +164,8 @@ class InfiniteLookbackBuffer:
     item after it.
 
     A buffer on arrays may be a view of shared memory (`EpisodeBatch`). Reading never copies. Arrays are written to in
-    place only if nobody else reads them: they are *owned* if no other buffer writes to the same memory, and *shared* if
-    others read the current items. Appending after shared items is possible in place; before a change of shared items,
-    the buffer copies them. Arrays grow by doubling.
+    place only if the buffer *owns* them: no other buffer reads them; before a change of others, it copies them.
+    Appending to arrays copies them.
 
     Example:
         >>> buffer = InfiniteLookbackBuffer([10, 11, 12, 13, 14], lookback=2)
@@ -186,13 +185,12 @@ class InfiniteLookbackBuffer:
         space: The space of one item, or None.
     """
 
-    __slots__ = ("_arrays", "_items", "_num", "_owned", "_shared", "lookback", "space")
+    __slots__ = ("_arrays", "_items", "_num", "_owned", "lookback", "space")
 
     _items: list[Any] | None
     _arrays: Any
     _num: int
     _owned: bool
-    _shared: bool
     space: gym.Space[Any] | None
 
     # For buffers with opaque items (infos), the filler is the fill value itself.
@@ -200,9 +198,9 @@ class InfiniteLookbackBuffer:
 
     def __init__(self, data: Any = None, lookback: int = 0, space: gym.Space[Any] | None = None) -> None:
         if isinstance(data, InfiniteLookbackBuffer):
-            data._shared = True
+            data._owned = False
             data = data.data
-        self._arrays, self._num, self._owned, self._shared = None, 0, False, False
+        self._arrays, self._num, self._owned = None, 0, False
         # A tuple of items without a first dimension is not a tree of arrays.
         is_tree = isinstance(data, dict) or (isinstance(data, tuple) and any(map(np.ndim, tree_leaves(data))))
         if is_tree or isinstance(data, np.ndarray):  # copied only before a write
@@ -226,7 +224,6 @@ class InfiniteLookbackBuffer:
         self._arrays = None
         self._num = 0
         self._owned = False
-        self._shared = False
         self.lookback = lookback
         self.space = space
         return self
@@ -237,31 +234,22 @@ class InfiniteLookbackBuffer:
     ) -> InfiniteLookbackBuffer:
         """Return a buffer that is a view of ``arrays`` (``num`` items each) and copies them before a write."""
         self = cls._of_list(None, lookback, space)
-        self._arrays, self._num, self._shared = arrays, num, True
+        self._arrays, self._num = arrays, num
         return self
 
     def _part(self, begin: int, end: int, lookback: int) -> InfiniteLookbackBuffer:
         """Return the items at absolute positions ``begin…end-1`` as a new buffer that shares the arrays."""
         if self._items is not None:
             return self._of_list(self._items[begin:end], lookback, self.space)
-        self._shared = True
-        if isinstance(self._arrays, np.ndarray):
-            arrays = self._arrays[begin:end]
-        else:
-            arrays = tree_map(lambda array: array[begin:end], self._arrays)
-        return self._of_view(arrays, end - begin, lookback, self.space)
+        self._owned = False
+        return self._of_view(tree_rows(self._arrays, slice(begin, end)), end - begin, lookback, self.space)
 
     # -- facts ----------------------------------------------------------------------------------------
 
     @property
     def data(self) -> Any:
         """All items, including the lookback part: the list itself, or arrays (views) ``[num_items, ...]``."""
-        if self._items is not None:
-            return self._items
-        num = self._num
-        if isinstance(self._arrays, np.ndarray):
-            return self._arrays if len(self._arrays) == num else self._arrays[:num]
-        return tree_map(lambda array: array[:num], self._arrays)
+        return self._arrays if self._items is None else self._items
 
     @property
     def finalized(self) -> bool:
@@ -269,19 +257,14 @@ class InfiniteLookbackBuffer:
         return self._items is None
 
     def _at(self, position: int) -> object:
-        if self._items is not None:
-            return self._items[position]
-        if isinstance(self._arrays, np.ndarray):
-            return self._arrays[position]
-        return tree_map(lambda array: array[position], self._arrays)
+        return tree_rows(self._arrays, position) if self._items is None else self._items[position]
 
     def _truncate(self, num: int) -> None:
         """Drop all but the first ``num`` items (including the lookback part)."""
         if self._items is not None:
             del self._items[num:]
         elif num < self._num:
-            self._num = num
-            self._owned = self._owned and not self._shared
+            self._arrays, self._num = tree_rows(self._arrays, slice(num)), num
 
     def len_incl_lookback(self) -> int:
         """Return the number of items, including the lookback part."""
@@ -309,12 +292,8 @@ class InfiniteLookbackBuffer:
         )
 
     def _after_lookback(self) -> object:
-        lookback, num = self.lookback, self._num
-        if self._items is not None:
-            return self._items[lookback:]
-        if isinstance(self._arrays, np.ndarray):
-            return self._arrays[lookback:num]
-        return tree_map(lambda array: array[lookback:num], self._arrays)
+        after = slice(self.lookback, None)
+        return tree_rows(self._arrays, after) if self._items is None else self._items[after]
 
     # -- reading --------------------------------------------------------------------------------------
 
@@ -481,7 +460,7 @@ class InfiniteLookbackBuffer:
             if everything and not self._has_structure_of(batch, (num,)):
                 # Only replacing all items may change the structure, shape and kind.
                 self._arrays = tree_map(np.array, _stacked(batch))
-                self._owned, self._shared = True, False
+                self._owned = True
             else:
                 self._write_arrays(where, batch, (num,))
             return
@@ -495,7 +474,12 @@ class InfiniteLookbackBuffer:
     def _write_arrays(self, where: Any, new_data: object, lead: tuple[int, ...]) -> None:
         """Write ``new_data`` (leaves ``[*lead, ...]``) at ``where``; widen a column's dtype if needed."""
         fitted = self._fitted(new_data, lead)
-        self._own(fitted)
+        is_owned, self._owned = self._owned, True
+
+        def own(array: np.ndarray, new: np.ndarray) -> np.ndarray:
+            return array.astype(_wide_enough(array.dtype, new), copy=not is_owned)
+
+        self._arrays = tree_map(own, self._arrays, fitted)
 
         def write(array: np.ndarray, new: np.ndarray) -> None:
             array[where] = new[()]  # store the object inside a 0-d array, not the array
@@ -541,27 +525,14 @@ class InfiniteLookbackBuffer:
 
         tree_map(check, self._arrays, new_data)
 
-    def _own(self, new_data: object, num_free: int = 0) -> None:
-        """Copy the arrays, with a dtype wide enough for ``new_data`` and room for more items."""
-        num = self._num
-        # Nobody else sees the items after the shared ones.
-        keep = self._owned and (num_free > 0 or not self._shared)
+    def _append_arrays(self, new: object, num: int) -> None:
+        """Add ``num`` fitted items, arrays ``[num, ...]``; widen a column's dtype if needed."""
 
-        def own(array: np.ndarray, new: np.ndarray) -> np.ndarray:
-            dtype = array.dtype
-            if new.dtype != dtype and not _fits(new, dtype):
-                dtype = np.result_type(dtype, new.dtype)
-            if keep and dtype == array.dtype and len(array) >= num + num_free:
-                return array
-            capacity = num + num_free if num_free == 0 else max(16, 2 * (num + num_free))
-            owned = np.empty((capacity, *array.shape[1:]), dtype)
-            owned[:num] = array[:num]
-            return owned
+        def joined(array: np.ndarray, leaf: np.ndarray) -> np.ndarray:
+            return np.concatenate([array, leaf], dtype=_wide_enough(array.dtype, leaf), casting="unsafe")
 
-        self._arrays = tree_map(own, self._arrays, new_data)
-        if not keep:
-            self._shared = False
-        self._owned = True
+        self._arrays = tree_map(joined, self._arrays, new)
+        self._num, self._owned = self._num + num, True
 
     # -- growing and shrinking ------------------------------------------------------------------------
 
@@ -577,14 +548,7 @@ class InfiniteLookbackBuffer:
             return
         if self._num == 0 and not self._has_structure_of(item, ()):
             self._arrays = tree_map(lambda leaf: leaf[:0], tree_stack([item], objects=True))
-        new = self._fitted(item, ())
-        self._own(new, 1)
-
-        def write(array: np.ndarray, leaf: np.ndarray) -> None:
-            array[self._num] = leaf[()]
-
-        tree_map(write, self._arrays, new)
-        self._num += 1
+        self._append_arrays(tree_map(lambda leaf: leaf[None], self._fitted(item, ())), 1)
 
     def extend(self, items: object) -> None:
         """Add several items at the end: a list of items, a tree of arrays, or another buffer's items.
@@ -601,15 +565,7 @@ class InfiniteLookbackBuffer:
             return
         if self._num == 0 and not self._has_structure_of(batch, (num,)):
             self._arrays = tree_map(lambda leaf: leaf[:0], _stacked(batch))
-        new = self._fitted(batch, (num,))
-        self._own(new, num)
-        begin, end = self._num, self._num + num
-
-        def write(array: np.ndarray, leaf: np.ndarray) -> None:
-            array[begin:end] = leaf
-
-        tree_map(write, self._arrays, new)
-        self._num = end
+        self._append_arrays(self._fitted(batch, (num,)), num)
 
     def finalize(self) -> None:
         """Convert the list of items to arrays, in place. Does nothing if they are arrays already.
@@ -631,7 +587,7 @@ class InfiniteLookbackBuffer:
             self._arrays = np.zeros((0, 0), np.float32)
         self._num = len(self._items)
         self._items = None
-        self._owned, self._shared = True, False
+        self._owned = True
 
     def concat(self, other: InfiniteLookbackBuffer) -> None:
         """Append the other buffer's items, without its lookback part."""
@@ -652,8 +608,8 @@ class InfiniteLookbackBuffer:
             item = copy.deepcopy(item)
             self._truncate(position)
         else:
-            self._arrays = tree_map(lambda array: np.delete(array[:total], position, axis=0), self._arrays)
-            self._owned, self._shared = True, False
+            self._arrays = tree_map(lambda array: np.delete(array, position, axis=0), self._arrays)
+            self._owned = True
             self._num -= 1
         self.lookback -= position < self.lookback
         return item
@@ -780,9 +736,11 @@ def same_items(left: object, right: object) -> bool:
     return np.array_equal(a, b, equal_nan=a.dtype.kind in "fc" and b.dtype.kind in "fc")
 
 
-def _fits(new: np.ndarray, dtype: np.dtype[Any]) -> bool:
-    """Return whether values of ``new`` may be written into ``dtype`` without a change of their kind."""
+def _wide_enough(dtype: np.dtype[Any], new: np.ndarray) -> np.dtype[Any]:
+    """Return a column's dtype, or a wider one if it cannot hold new values without a change of their kind."""
     if new.dtype.kind in "iu" and dtype.kind in "iu":
         info = np.iinfo(dtype)
-        return new.size == 0 or bool(info.min <= new.min() and new.max() <= info.max)
-    return np.can_cast(new.dtype, dtype, "safe" if dtype.kind in "SU" else "same_kind")
+        fits = new.size == 0 or bool(info.min <= new.min() and new.max() <= info.max)
+    else:
+        fits = np.can_cast(new.dtype, dtype, "safe" if dtype.kind in "SU" else "same_kind")
+    return dtype if fits else np.result_type(dtype, new.dtype)

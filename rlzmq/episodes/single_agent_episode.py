@@ -261,7 +261,7 @@ class SingleAgentEpisode(EpisodeColumns):
     ) -> None:
         """Add one step: the action, and the result of ``env.step(action)``.
 
-        An array-backed episode copies its columns once (they may be shared) and then grows them.
+        An array-backed episode copies its columns at every step.
 
         Args:
             observation: The observation after the step.
