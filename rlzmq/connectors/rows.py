@@ -142,10 +142,14 @@ class ColumnRows:
     def window(self, column: str, num: int, *, current: bool) -> Any:
         """See `RowsContext.window`."""
         missing = window_mask(self.num_previous, num, current=current)
-        slots: Any = np.add.outer(self.slots, np.arange(num) - (num - int(current)))
-        if missing is not None:
-            slots = np.where(missing, 0, slots)
-        places = (np.arange(self.num_rows)[:, None], slots) if isinstance(self.slots, int) else slots
+        places: Any
+        if isinstance(self.slots, int) and missing is None:
+            end = self.slots + int(current)
+            places = slice(None), slice(end - num, end)
+        else:
+            slots = np.add.outer(self.slots, np.arange(num) - (num - int(current)))
+            slots = slots if missing is None else np.where(missing, 0, slots)
+            places = (np.arange(self.num_rows)[:, None], slots) if isinstance(self.slots, int) else slots
 
         def gather(leaf: npt.NDArray[Any]) -> npt.NDArray[Any]:
             part: npt.NDArray[Any] = leaf[places]

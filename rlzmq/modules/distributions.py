@@ -12,7 +12,6 @@ import numpy as np
 import optree
 import torch
 from torch import Tensor
-from torch.nn.utils.rnn import pad_sequence
 
 from rlzmq.core.errors import ConfigurationError, UnsupportedSpaceError
 from rlzmq.core.spaces import leaf_spaces, space_tree
@@ -334,9 +333,9 @@ class TorchMultiCategorical(Distribution):
         if min(lens) == width:
             grid = logits.reshape(*lead, len(lens), width)
         else:
-            columns = [part.movedim(-1, 0) for part in torch.split(logits, list(lens), -1)]
-            grid = pad_sequence(columns, batch_first=True, padding_value=float("-inf"))
-            grid = grid.movedim((0, 1), (-2, -1))
+            source, padding = _padding(lens, logits.device)
+            grid = logits.index_select(-1, source).masked_fill(padding, float("-inf"))
+            grid = grid.view(*lead, len(lens), width)
         self._categorical = TorchCategorical(grid)
 
     def _to_action(self, index: Tensor) -> Tensor:
@@ -368,6 +367,29 @@ class TorchMultiCategorical(Distribution):
 
     def to_deterministic(self) -> TorchDeterministic:
         return TorchDeterministic(self._to_action(self._categorical.logits.argmax(-1)))
+
+
+def _padding(lens: tuple[int, ...], device: torch.device) -> tuple[Tensor, Tensor]:
+    """Return the source of each cell of the ``[M * max K]`` grid, and which cells are padding."""
+    key = (lens, device)
+    cached = _PADDING.get(key)
+    if cached is None:
+        width = max(lens)
+        offsets = np.concatenate([[0], np.cumsum(lens)[:-1]])
+        column = np.arange(width)
+        padding = column[None, :] >= np.array(lens)[:, None]
+        source = np.where(padding, 0, offsets[:, None] + column[None, :])
+        with torch.inference_mode(False):
+            cached = (
+                torch.from_numpy(source.reshape(-1)).to(device),
+                torch.from_numpy(padding.reshape(-1)).to(device),
+            )
+        _PADDING[key] = cached
+    return cached
+
+
+# One small entry per action space in use.
+_PADDING: dict[tuple[tuple[int, ...], torch.device], tuple[Tensor, Tensor]] = {}
 
 
 _HALF_LOG_TWO_PI = 0.5 * math.log(2.0 * math.pi)
