@@ -178,15 +178,10 @@ class DriverCore(PeerCore):
         # HELLO asked for every report from `next_report` on. Keeping an early report of the previous broker would
         # close an update for which this broker still waits.
         self._early.clear()
-        instructions: list[Instruction] = []
-        if self._config:
-            instructions.append(Send(b"", Config(self.run_id), (self._config,)))
-        if self._is_paused:
-            instructions.append(Send(b"", Pause(is_paused=True)))
-        if self._connector_state is not None:
-            instructions.append(Send(b"", self._connector_state, (self._connector_blob,)))
-        instructions.extend(Send(b"", update) for _, update in sorted(self._open.items()))
-        return instructions
+        # The broker's PROGRESS, which follows, asks for all else.
+        if not self._config:
+            return []
+        return [Send(b"", Config(self.run_id), (self._config,))]
 
     def _hello(self) -> tuple[Hello, tuple[Buffer, ...]]:
         hello = Hello(

@@ -372,17 +372,14 @@ class LearnerCore(PeerCore):
         return instructions + self._advance(now)
 
     def _on_new_broker(self, now: float) -> list[Instruction]:
-        instructions: list[Instruction] = []
         for done in self._memory.done.values():
-            done.sent_at = now
-            instructions.append(Send(b"", done.message, done.payload))
-        for update_id, held in self._held.items():
-            held.ready_at = now
+            done.sent_at = float("-inf")  # sent again by the next tick
+        for held in self._held.values():
+            held.ready_at = float("-inf")
             if held.phase == _READY:
                 # HELLO named the updates with TRAIN. The new broker repeats TRAIN if it still holds them.
                 held.train, held.train_ranges = None, ()
-                instructions.append(self._ready(update_id, held))
-        return instructions + self._send_weights()
+        return self._send_weights()
 
     # ------------------------------------------------------------------ private
 

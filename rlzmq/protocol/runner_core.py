@@ -347,13 +347,9 @@ class RunnerCore(PeerCore):
         # Leases of the previous broker are void, except the one being sampled, whose fragment is still accepted.
         self._queue.clear()
         self._ask_after_s = self.timers.snapshot_wait_s
-        instructions: list[Instruction] = []
-        for kept in self._kept.values():
-            kept.is_accepted = False
-            kept.sent_at = now
-            kept.num_sends = 1
-            instructions.append(Send(b"", kept.fragment, whole=kept.frames))
-        return instructions
+        for kept in self._kept.values():  # sent again by the next tick
+            kept.is_accepted, kept.sent_at, kept.num_sends = False, float("-inf"), 0
+        return []
 
     # ------------------------------------------------------------------ private
 
@@ -416,7 +412,8 @@ class RunnerCore(PeerCore):
         self, request: SnapshotRequest, now: float, *, since: float = float("-inf")
     ) -> list[Instruction]:
         """Request weights, and again once they have taken much longer than usual."""
-        if now - max(since, self._asked_at) < self._ask_after_s:
+        has_asked = self._ask_after_s > self.timers.snapshot_wait_s
+        if now - (self._asked_at if has_asked else max(since, self._asked_at)) < self._ask_after_s:
             return []
         self._asked_at = now
         self._ask_after_s = self._answers.limit_s

@@ -393,6 +393,8 @@ class Requests:
         )  # reported by an earlier broker
         for fragment, _, _ in watermarks:
             state.receipts.let_go_below(fragment)
+        if state.driver is not None:
+            state.send(state.driver, _progress_of(state))
 
     def _take_over(self, hello: Hello) -> None:
         """Add the driver's counts, without those already counted here."""
