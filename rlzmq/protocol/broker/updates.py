@@ -223,10 +223,8 @@ class Delivery:
     def _send_train(self, run: Run, rank: int) -> None:
         peer = self._state.ranks.get(rank)
         if peer is not None:
-            message = Train(
-                self._state.options.incarnation, run.update_id, run.attempt, run.generation, run.num_steps
-            )
-            self._state.send(peer, message, tuple(pack_ranges(run.ranges)))
+            plan = self._state.options.incarnation, run.update_id, run.attempt, run.generation
+            self._state.send(peer, Train(*plan), tuple(pack_ranges(run.ranges)))
 
 
 class Reports:
