@@ -144,7 +144,7 @@ def split_frames(joined: Buffer) -> list[memoryview]:
     view = memoryview(joined).cast("B")
     end = 8 * (int.from_bytes(view[:8], "little") + 1)
     if len(view) < end:
-        raise MalformedFrameError(f"joined frames begin with {end} bytes of lengths, got {len(view)} bytes")
+        raise MalformedFrameError(f"not joined frames: {len(view)} bytes, too few for their lengths")
     frames = []
     for length in np.frombuffer(view[8:end], "<u8").tolist():
         frames.append(view[end : end + length])
