@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from rlzmq import Columns, ConfigurationError, SACConfig
+from rlzmq import Columns, ConfigurationError, CQLConfig, SACConfig, TQCConfig
 from rlzmq.algorithms.sac.sac_learner import (
     actor_loss,
     critic_loss,
@@ -141,6 +141,46 @@ def test_the_learner_uses_the_lower_target_critic_and_its_own_temperature() -> N
     critics = sum(0.5 * (target - q) ** 2 for q in (1, 4))
     actor, temperature = 2.0 * logp - 1.0, -math.log(2.0) * (logp - 2.0)
     assert float(loss.detach()) == pytest.approx(critics + actor + temperature, rel=1e-5)
+
+
+def bandits_answer(made: Any, seed: int, kind: str) -> float:
+    """Return the greedy action after 400 updates; positive actions give 10 or 0 (mean 2), negative ones always 1."""
+    space = gym.spaces.Box(-1.0, 1.0, (1,), np.float32)
+    made.environment(observation_space=space, action_space=space).debugging(seed=seed)
+    made.training(actor_lr=3e-3, critic_lr=3e-3, alpha_lr=3e-3, initial_alpha=0.01, td_error_loss_fn=kind)
+    learner = made.rl_module(model_config={"fcnet_hiddens": [32]}).build_learner()
+    draws = torch.Generator().manual_seed(seed)
+    for _ in range(400):
+        actions = 2.0 * torch.rand(256, 1, generator=draws) - 1.0
+        uncertain = 10.0 * (torch.rand(256, generator=draws) < 0.2)
+        learner.update(
+            batch={
+                Columns.OBS: torch.zeros(256, 1),
+                Columns.NEXT_OBS: torch.zeros(256, 1),
+                Columns.ACTIONS: actions,
+                Columns.REWARDS: torch.where(actions[:, 0] > 0.0, uncertain, 1.0),
+                Columns.TERMINATEDS: torch.ones(256, dtype=torch.bool),
+            }
+        )
+    module: Any = learner.module["default_policy"]
+    dist_inputs = module.forward_inference({Columns.OBS: torch.zeros(1, 1)})[Columns.ACTION_DIST_INPUTS]
+    dist_cls = module.get_inference_action_dist_cls()
+    return float(dist_cls.from_logits(dist_inputs).to_deterministic().sample())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize("algorithm", ["SAC", "TQC", "CQL"])
+def test_critics_learn_the_mean_of_returns_not_their_median(algorithm: str, seed: int) -> None:
+    made: Any = {
+        "SAC": SACConfig(),
+        "TQC": TQCConfig().training(n_quantiles=5, top_quantiles_to_drop_per_net=1),
+        "CQL": CQLConfig().training(min_q_weight=0.0, bc_iters=0),
+    }[algorithm]
+    assert made.td_error_loss_fn == "mse"
+    assert bandits_answer(made, seed, "mse") > 0.0
+    if algorithm == "SAC":
+        assert bandits_answer(SACConfig(), seed, "huber") < 0.0
 
 
 def test_each_loss_reaches_its_own_parameters_only() -> None:

@@ -418,3 +418,39 @@ def test_a_stateful_module_that_is_added_later_gets_sequences() -> None:
     assert Columns.STATE_OUT in learner.source.buffer.buffers["b"]._store.columns
     learner.remove_module("b")
     assert not learner.source.burn_ins
+
+
+class Corridor(gym.Env[Any, Any]):
+    """A cue in the first observation; six steps later the action that it names is worth 1, the other -1."""
+
+    def __init__(self, config: Any = None) -> None:
+        self.observation_space = gym.spaces.Box(-1.0, 1.0, (2,), np.float32)
+        self.action_space = gym.spaces.Discrete(2)
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
+        super().reset(seed=seed)
+        self.t, self.cue = 0, int(self.np_random.integers(2))
+        return np.array([2 * self.cue - 1, 0], np.float32), {}
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        self.t += 1
+        is_end = self.t == 7
+        reward = (1.0 if action == self.cue else -1.0) if is_end else 0.0
+        return np.array([0, self.t == 6], np.float32), reward, is_end, False, {}
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_what_was_seen_six_steps_ago_is_remembered() -> None:
+    made: Any = DQNConfig().environment(Corridor).debugging(seed=1)
+    made.env_runners(num_env_runners=0, num_envs_per_env_runner=8)
+    made.rl_module(
+        model_config={"fcnet_hiddens": [32], "use_lstm": True, "lstm_cell_size": 32, "max_seq_len": 8}
+    )
+    made.training(n_step=3, lr=2e-3, gamma=0.95, epsilon=[(0, 1.0), (6000, 0.05)], train_batch_size=256)
+    made.training(target_network_update_freq=200)
+    made.reporting(min_sample_timesteps_per_iteration=2000, min_time_s_per_iteration=0)
+    with made.build() as algo:
+        for _ in range(6):
+            result = algo.train()
+    assert result["env_runners"]["episode_return_mean"] > 0.6  # without memory 0
