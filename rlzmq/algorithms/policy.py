@@ -177,18 +177,6 @@ class Policy(AnswersSynonyms):
         ids = agents_with_modules(stored.config, stored.spaces)
         return [cls(**vars(stored), module_id=module_id, agent_id=agent_id) for module_id, agent_id in ids]
 
-    @classmethod
-    def from_algorithm(
-        cls, algorithm: Any, *, module_id: str | None = None, agent_id: Hashable = None
-    ) -> Policy:
-        """Return the current policy of an `Algorithm`. Further training does not change it.
-
-        Raises:
-            KeyError: There is no such module or agent.
-        """
-        policy: Policy = algorithm.get_policy(module_id=module_id, agent_id=agent_id)
-        return policy
-
     def copy(self) -> Self:
         """Return another policy with the same weights, at the beginning of a new episode."""
         new = copy.copy(self)

@@ -107,7 +107,7 @@ def test_a_loaded_policy_repeats_the_runners_greedy_actions(name: str, tmp_path:
     with config.build() as algo:
         algo.train()
         path = algo.save_to_path(tmp_path / "c")
-        from_algorithm = Policy.from_algorithm(algo)
+        from_algorithm = algo.get_policy()
         runner = SingleAgentEnvRunner(config=algo.config)
         weights = runner.get_weights_layout().snapshot(algo.learner_group.foreach_learner(_module)[0])
         runner.set_weights(weights, version=0)
