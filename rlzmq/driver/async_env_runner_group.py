@@ -29,6 +29,7 @@ __all__ = ["AsyncEnvRunnerGroup", "RunnerFunction", "flatten_episodes"]
 if TYPE_CHECKING:
     from rlzmq.actors.handle import ActorHandle
     from rlzmq.roles import runner_role
+    from rlzmq.runners.env_runner import EnvRunner
 else:  # it imports torch, which only a local runner needs here
     runner_role = LazyModule("rlzmq.roles.runner_role")
 
@@ -476,7 +477,7 @@ class AsyncEnvRunnerGroup:
         return [number for number in known if numbers is None or number in numbers]
 
     async def _call_one(self, number: int, function: RunnerFunction, kwargs: dict[str, Any]) -> object:
-        def on_role(role: Any) -> Any:
+        def on_role(role: Any) -> object:
             return _call_and_compare(role.env_runner, function, kwargs)
 
         assert self.supervisor is not None
@@ -615,7 +616,7 @@ def _call(env_runner: object, function: RunnerFunction, kwargs: Mapping[str, Any
     return list(result) if inspect.isgenerator(result) else result
 
 
-def _call_and_compare(env_runner: Any, function: RunnerFunction, kwargs: Mapping[str, Any]) -> object:
+def _call_and_compare(env_runner: EnvRunner, function: RunnerFunction, kwargs: Mapping[str, Any]) -> object:
     """Return (result, the runner's env config if the function has changed it, else None)."""
     before = dict(env_runner.config.env_config or {})
     result = _call(env_runner, function, kwargs)

@@ -558,7 +558,7 @@ class AsyncLearnerGroup:
         if self.local_learner is not None:
             return [func(self.local_learner)]
 
-        def on_role(role: Any) -> Any:
+        def on_role(role: Any) -> object:
             return func(role.learner)
 
         return await self._on_all(lambda handle: handle.apply(on_role))

@@ -24,7 +24,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any, BinaryIO, TypeAlias
+from typing import TYPE_CHECKING, Any, BinaryIO, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -38,6 +38,9 @@ from rlzmq.roles.peer_link import package_version
 from rlzmq.wire.codec import Buffer, FragmentId, WireError
 from rlzmq.wire.messages import Shard
 from rlzmq.wire.payloads import FragmentRange, pack_blob, unpack_blob
+
+if TYPE_CHECKING:
+    from rlzmq.learners.learner import Learner
 
 __all__ = [
     "ArrivalFile",
@@ -137,7 +140,7 @@ class ArrivalLog:
 
     def begin_update(
         self,
-        learner: Any,
+        learner: Learner,
         shards: Sequence[tuple[Shard, Sequence[Buffer]]],
         timesteps: Mapping[str, int] | None,
     ) -> None:
@@ -166,7 +169,7 @@ class ArrivalLog:
             self._write(learner, _UPDATE, [_LENGTH.pack(len(head)), head, *parts])
             self._has_state = True
 
-    def end_update(self, learner: Any) -> None:
+    def end_update(self, learner: Learner) -> None:
         """Record the digest of the weights after the update."""
         if self._has_ended:
             return
@@ -183,7 +186,7 @@ class ArrivalLog:
         self._lock.release()
 
     @contextlib.contextmanager
-    def _until_full(self, learner: Any) -> Iterator[None]:
+    def _until_full(self, learner: Learner) -> Iterator[None]:
         """End the log if the block cannot write."""
         try:
             yield
@@ -194,12 +197,12 @@ class ArrivalLog:
                 self._directory, error, learner.weights_seq_no,
             )  # fmt: skip
 
-    def _write(self, learner: Any, kind: int, parts: Sequence[Buffer]) -> None:
+    def _write(self, learner: Learner, kind: int, parts: Sequence[Buffer]) -> None:
         if self._file is None:
             self._file = self._open(learner)
         write_record(self._file, kind, parts)
 
-    def _open(self, learner: Any) -> BinaryIO:
+    def _open(self, learner: Learner) -> BinaryIO:
         import torch
 
         numbers = [int(path.stem) for path in self._directory.glob(_PATTERN) if path.stem.isdigit()]

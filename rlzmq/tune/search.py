@@ -152,7 +152,7 @@ def random_trial(seed: int) -> Any:
     return optuna.create_study(sampler=optuna.samplers.RandomSampler(seed=seed % 2**32)).ask()
 
 
-def suggest(trial: Any, path: str, item: SearchObject) -> Any:
+def suggest(trial: Any, path: str, item: SearchObject) -> object:
     """Return what a trial of Optuna suggests, in Optuna's form; see `value_of`."""
     if isinstance(item, Categorical | GridSearch):
         return trial.suggest_categorical(path, labels_of(item.values))
@@ -168,7 +168,7 @@ def suggest(trial: Any, path: str, item: SearchObject) -> Any:
     )
 
 
-def value_of(item: SearchObject, parameter: Any) -> Any:
+def value_of(item: SearchObject, parameter: Any) -> object:
     """Return the value of a parameter in Optuna's form."""
     if isinstance(item, Numeric):
         return item.value_at(parameter)

@@ -35,10 +35,6 @@ __all__ = [
 ]
 
 
-_MAX_LOG_RATIO = 80.0
-"""A larger one would overflow in float32, and make the gradient NaN even where the surrogate is clipped."""
-
-
 class PPOLossSettings(NamedTuple):
     """Constants of the loss; see `PPOTrainingSettings`."""
 
@@ -83,15 +79,19 @@ def ppo_loss(
         value_targets_B: Their targets; None: no critic.
         entropy_B: Entropy of the trained policy; None: no such term.
         kl_B: KL divergence from the sampling policy to the trained one; None: no such term.
-        settings: Clip ranges and coefficients. Ratios are at most e^80.
+        settings: Clip ranges and coefficients.
         mask_B: Whether entries are real; None: all.
         old_values_B: The value predictions before the update; needed with ``vf_clip_change``.
     """
     clip, vf_clip, vf_coeff, entropy_coeff, kl_coeff, vf_clip_change = settings
     mean = MaskedMean(mask_B)
-    ratio_B = torch.exp(mean.of_real(logp_B - old_logp_B).clamp(max=_MAX_LOG_RATIO))
-    clipped_B = ratio_B.clamp(1.0 - clip, 1.0 + clip)
-    policy_loss = loss = -mean(torch.minimum(advantages_B * ratio_B, advantages_B * clipped_B))
+    # min(A·r, A·clip(r, 1 − ε, 1 + ε)) is A·min(r, 1 + ε) for A ≥ 0 and A·max(r, 1 − ε) for A < 0. Bounding log r
+    # instead of r keeps gradients finite where r overflows and is clipped.
+    is_worse_B = advantages_B < 0.0
+    low_B = torch.where(is_worse_B, math.log1p(-clip) if clip < 1.0 else -math.inf, -math.inf)
+    high_B = torch.where(is_worse_B, math.inf, math.log1p(clip))
+    log_ratio_B = mean.of_real(logp_B - old_logp_B).clamp(low_B, high_B)
+    policy_loss = loss = -mean(advantages_B * torch.exp(log_ratio_B))
     vf_loss = entropy = mean_kl = None
     if values_B is not None and value_targets_B is not None:
         square_B = mean.of_real(values_B - value_targets_B).square()
