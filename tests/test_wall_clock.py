@@ -7,13 +7,15 @@ from pathlib import Path
 
 PACKAGE = Path(__file__).parents[1] / "rlzmq"
 
-# Labels for people; numbers that rise by themselves and only begin at the wall clock's; a file's age.
+# Labels for people; numbers that rise by themselves and only begin at the wall clock's; a file's age; where another
+# host's stages stand in a trace.
 ALLOWED = {
     "algorithms/checkpoints.py",
     "net/keys.py",
     "launch/k8s.py",
     "core/run_dir.py",
     "core/addresses.py",
+    "core/trace.py",
     "roles/broker_role.py",
     "driver/broker_pipeline.py",
     "replay/shards.py",

@@ -31,7 +31,6 @@ import ctypes
 import functools
 import glob
 import hashlib
-import importlib
 import json
 import math
 import operator
@@ -52,8 +51,11 @@ import numpy as np
 from rlzmq.core import faults
 from rlzmq.core.errors import CheckpointError
 from rlzmq.core.files import make_directories, opener, sync_directory, write_all
+from rlzmq.core.imports import LazyModule
 from rlzmq.core.plain import NotPlainError, TreeReader, TreeWriter
 from rlzmq.core.trust import is_signed, signature_of
+
+upath = LazyModule("upath")  # needed for object stores only
 
 __all__ = [
     "FORMAT_VERSION",
@@ -225,7 +227,7 @@ def _path_in_store(scheme: str, key: str) -> Path:
     """Return the path in an object store."""
     uri = f"{scheme}://{'/'.join(filter(None, key.split('/')))}"
     try:
-        path = importlib.import_module("upath").UPath(uri, use_listings_cache=False)
+        path = upath.UPath(uri, use_listings_cache=False)
         assert path.fs is not None  # imports its driver
     except ImportError as error:
         raise CheckpointError(f"{uri!r} needs a package: pip install 'rlzmq[cloud]' ({error}).") from None

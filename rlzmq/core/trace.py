@@ -6,8 +6,8 @@
 
 The file is a JSON array of trace events, one per line. A killed run leaves the array open, which both viewers and
 `read_trace` accept. Times are microseconds of the monotonic clock of the driver's host, which all its processes share;
-those of other hosts are placed by both hosts' wall clocks. Without `create` or `join`, `span`
-is not called: see `is_on`.
+those of other hosts are placed by both hosts' wall clocks (`WALL_OFFSET_S`). Without `create` or `join`, `span` is not
+called: see `is_on`.
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ from rlzmq.core.files import opener
 from rlzmq.core.process import boot_id
 
 __all__ = [
+    "WALL_OFFSET_S",
     "add_events",
     "close",
     "create",
@@ -56,6 +57,9 @@ _MAX_SOURCES = 10_000  # maximum number of processes of other hosts
 _MAX_NAME = 200  # maximum length of names from other hosts
 _FIRST_PID = 1 << 22  # above all process ids of Linux: numbers of the processes of other hosts
 _MAX_AGE_S = 1.0  # maximum age of an event in memory, which a killed process loses
+
+WALL_OFFSET_S = time.time() - time.perf_counter()
+"""What a stage's time lacks to be one of the wall clock; read once, so that a process's stages keep their order."""
 
 _log = logging.getLogger("rlzmq.core")
 

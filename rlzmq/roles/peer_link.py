@@ -92,7 +92,7 @@ def add_to_trace(message: TraceEvents, payload: Sequence[Buffer]) -> None:
     """
     events = unpack_blob(payload[0]) if payload else {}
     try:
-        offset_s = float(events["offset_s"]) - (time.time() - time.perf_counter())
+        offset_s = float(events["offset_s"]) - trace.WALL_OFFSET_S
         trace.add_events(message.source, events, offset_s)
     except (KeyError, TypeError, ValueError) as error:
         raise SchemaError(f"TraceEvents of {message.source[:60]}: {error}") from None
@@ -270,9 +270,9 @@ class PeerLink(abc.ABC):
 
     def _send_stages(self) -> None:
         """Send the newest stages for the run's trace, from another host than the driver's."""
-        self._traced_at = now = time.perf_counter()
+        self._traced_at = time.perf_counter()
         if self.core.is_welcome and (events := trace.take_events(_MAX_EVENTS)) is not None:
-            blob = pack_blob({**events, "offset_s": time.time() - now})
+            blob = pack_blob({**events, "offset_s": trace.WALL_OFFSET_S})
             self.do([Send(b"", TraceEvents(), (blob,))])
 
     def _refuse(self, error: WireError) -> None:

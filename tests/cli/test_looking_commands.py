@@ -118,7 +118,9 @@ def _quarantined(tmp_path: Path, *, poisoned: bool) -> Path:
 
 def test_ckpt_diff_shows_what_differs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     def saved(name: str, width: int, num_iterations: int) -> str:
-        with small(minibatch_size=64, model_config={"fcnet_hiddens": [width]}, seed=0).build() as algo:
+        with small(
+            num_envs_per_env_runner=1, minibatch_size=64, model_config={"fcnet_hiddens": [width]}, seed=0
+        ).build() as algo:
             for _ in range(num_iterations):
                 algo.train()
             return algo.save_to_path(tmp_path / name)

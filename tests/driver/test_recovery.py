@@ -403,8 +403,8 @@ async def test_without_restarts_the_first_death_ends_the_run_with_its_reason() -
         await algo.train()
         await kill(algo.env_runner_group.handles[0])
         with pytest.raises(ActorLostError, match=r"runner-0 .*SIGKILL") as caught:  # noqa: PT012
-            await algo.train()  # the other runner may still complete this one
-            await algo.train()
+            for _ in range(1000):  # until it is noticed, the other runner completes these
+                await algo.train()
     assert "restart_failed_env_runners is off" in "".join(caught.value.__notes__)
 
 
