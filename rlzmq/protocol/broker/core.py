@@ -90,7 +90,7 @@ class BrokerCore:
         self.more_status: Callable[[], dict[str, Any]] = dict
         state = self.state = BrokerState(options)
         self._store = PublishedState(state)
-        self._registration = Registration(state)
+        self._registration = Registration(state, self._store)
         self._intake = Intake(state)
         self._grants = Grants(state, self._store)
         self._delivery = Delivery(state)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from rlzmq.core.patience import NARROW_PATH, Patience
-from rlzmq.protocol.broker.state import BrokerState, Peer
+from rlzmq.protocol.broker.state import BrokerState, Peer, PublishedState
 from rlzmq.protocol.core import Received
 from rlzmq.wire.messages import Goodbye, Hello, Refused, Welcome
 
@@ -24,8 +24,9 @@ class Registration:
     an external runner can replace it only by naming it.
     """
 
-    def __init__(self, state: BrokerState) -> None:
+    def __init__(self, state: BrokerState, store: PublishedState) -> None:
         self._state = state
+        self._store = store
 
     def hello(self, routing: bytes, hello: Hello, now: float, origin: str = "") -> Peer | None:
         """Register a peer and return it; None if it was refused, or the HELLO was late or a duplicate."""
@@ -203,6 +204,7 @@ class Registration:
             peer.first_unacked = hello.first_unacked
             state.forgetters[hello.uuid] = None
             state.ledger.commit_below(hello.uuid, peer.incarnation, hello.first_unacked)
+            self._store.greet(peer)
         elif hello.role == "learner":
             if hello.generation > state.generation:
                 state.generation = hello.generation

@@ -4,7 +4,7 @@ The holder of a key may send HELLO with any number of names. Records of runners 
 of other peers from outside, the newcomers, can be forgotten without loss: they are removed with the connection.
 
 ```
- rank 0 ── WEIGHTS ──► store ─► PUB to all runners; SNAPSHOT to a runner that requests it
+ rank 0 ── WEIGHTS ──► store ─► PUB to all runners; SNAPSHOT to a runner that joins late or requests it
  driver ── CONNECTOR_STATE ──► store ─► each runner, before its next lease
 ```
 """
@@ -566,8 +566,8 @@ class PublishedState:
         state = self._state
         if state.weights is not None and state.weights.order > (message.generation, message.version):
             state.send(peer, Snapshot(*state.weights.order), (state.weights_frame,))
-        peer.connector_version = min(peer.connector_version, message.connector_version)
-        self.send_connector_state(peer)
+        if message.connector_version < state.connector_version:
+            self._send_connector_state(peer)
 
     # ------------------------------------------------------------------ connector state
 
@@ -580,8 +580,21 @@ class PublishedState:
 
     def send_connector_state(self, peer: Peer) -> None:
         """Send the newest connector state if this runner has not received it."""
+        if peer.connector_version < self._state.connector_version:
+            self._send_connector_state(peer)
+
+    def _send_connector_state(self, peer: Peer) -> None:
         state = self._state
-        if state.connector_message is not None and peer.connector_version < state.connector_version:
+        if state.connector_message is not None:
             message, blob = state.connector_message
             peer.connector_version = state.connector_version
             state.send(peer, message, (blob,))
+
+    # ------------------------------------------------------------------ both
+
+    def greet(self, peer: Peer) -> None:
+        """Send the newest connector state and weights to a runner that joins."""
+        state = self._state
+        self._send_connector_state(peer)
+        if state.weights is not None and not peer.hello.next_seq:
+            state.send(peer, Snapshot(*state.weights.order), (state.weights_frame,))
