@@ -53,7 +53,7 @@ from rlzmq.wire.messages import (
     Snapshot,
     SnapshotRequest,
 )
-from rlzmq.wire.payloads import encode_fragment
+from rlzmq.wire.payloads import encode_fragment, to_spans
 
 __all__ = ["RunnerCore", "WeightsReceiver"]
 
@@ -359,6 +359,7 @@ class RunnerCore(PeerCore):
             **self._identity(),
             num_envs=self._num_envs,
             first_unacked=self._first_unacked(),
+            next_seq=self._next_seq,
             replaces=self._replaces,
         )
         return hello, ()
@@ -369,11 +370,15 @@ class RunnerCore(PeerCore):
             leases.append(self._current.lease_id)
         return RunnerState(
             first_unacked=self._first_unacked(),
-            has_unaccepted=self.has_undelivered,
+            next_seq=self._next_seq,
+            unaccepted=to_spans(seq for seq, kept in self._kept.items() if not kept.is_accepted),
             leases=tuple(leases),
             is_sampling=self._current is not None,
+            generation=self.weights.generation,
+            weights_version=self.weights.version,
             connector_version=self.connector_version,
             progress=self.progress,
+            num_env_steps_sampled=self.num_env_steps_sampled,
             pace_s=self.pace_s,
         )
 

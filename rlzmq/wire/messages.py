@@ -98,7 +98,7 @@ class Hello(WireMessage):
         num_envs: For a runner: env steps per vector step.
         replaces: For a runner: uuid of the previous process of its name, known only to the launcher of both; "" for
             none.
-        first_unacked: For a runner: its first fragment that is not committed.
+        first_unacked, next_seq: For a runner: its fragments are within [first_unacked, next_seq).
         trained, dropped: For the driver: env steps accounted for in earlier reports.
     """
 
@@ -119,6 +119,7 @@ class Hello(WireMessage):
     lineage: int = -1
     num_envs: int = 0
     first_unacked: int = 0
+    next_seq: int = 0
     trained: int = 0
     dropped: dict[str, int] = field(default_factory=dict)
     replaces: str = ""
@@ -134,6 +135,7 @@ class Welcome(WireMessage):
         heartbeat_s: Interval at which the peer reports its state.
     """
 
+    run_id: str
     hello_id: int
     broker_incarnation: int
     incarnation: int
@@ -177,18 +179,22 @@ class RunnerState(WireMessage):
 
     Attributes:
         leases: Ids of leases received and not yet answered by a fragment.
-        has_unaccepted: Whether a fragment was sent and not accepted yet.
+        unaccepted: Sequence numbers sent but not accepted yet.
         is_sampling: Whether a lease is being sampled. If not, the runner is idle or waits for weights.
         progress: Increases while sampling.
         pace_s: The longest recent time between two vector steps, or 0.
     """
 
     first_unacked: int
-    has_unaccepted: bool
+    next_seq: int
+    unaccepted: Spans
     leases: tuple[int, ...]
     is_sampling: bool
+    generation: int
+    weights_version: int
     connector_version: int
     progress: int
+    num_env_steps_sampled: int
     pace_s: float = 0.0
 
 
@@ -573,6 +579,7 @@ class Train(WireMessage):
     update_id: int
     attempt: int
     generation: int
+    num_env_steps: int
 
 
 @message(37, "learner")

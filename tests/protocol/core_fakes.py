@@ -47,7 +47,7 @@ def welcome(
     core: PeerCore, now: float = 0.0, broker: int = 5, hello_id: int | None = None
 ) -> list[Instruction]:
     """The broker answers a peer's newest HELLO."""
-    return receive(core, Welcome(hello_id or core._hello_id, broker, 1, 1.0), now)
+    return receive(core, Welcome("run", hello_id or core._hello_id, broker, 1, 1.0), now)
 
 
 # ------------------------------------------------------------------ a broker

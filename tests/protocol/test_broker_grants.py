@@ -67,8 +67,8 @@ def test_a_peer_that_keeps_sending_what_no_peer_sends_is_expelled_and_its_place_
     assert bench.sent("runner", Welcome)
 
 
-def _says(lease_ids, *, progress=0, is_sampling=True, pace_s=0.0):
-    return RunnerState(0, False, tuple(lease_ids), is_sampling, -1, progress, pace_s)
+def _says(lease_ids, *, progress=0, is_sampling=True, unaccepted=(), pace_s=0.0):
+    return RunnerState(0, 0, unaccepted, tuple(lease_ids), is_sampling, 1, 0, -1, progress, 0, pace_s)
 
 
 def _two_runners(batch=20, **terms):

@@ -59,7 +59,7 @@ def test_an_impossible_number_leaves_no_trace(fields):
 
 def test_a_runner_cannot_be_done_with_what_it_never_sent():
     bench = bench_with_runner(batch=20)
-    bench.send("runner", RunnerState(2**60, False, (), False, -1, 0))
+    bench.send("runner", RunnerState(2**60, 2**60, (), (), False, 1, 0, -1, 0, 0))
     assert bench.sent("driver", Notice)[0].event == "protocol_error"
     assert bench.state.ledger.runner("uuid-runner", 1).watermark == 0
 

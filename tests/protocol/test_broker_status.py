@@ -76,9 +76,9 @@ def test_how_long_those_at_work_may_make_no_progress():
     bench.runner()
     bench.runner("idle")
     for name, pace_s in (("runner", 1.0), ("idle", 90.0)):
-        bench.send(name, RunnerState(0, False, (1,), True, -1, 1, pace_s))
+        bench.send(name, RunnerState(0, 0, (), (1,), True, 1, 0, -1, 1, 0, pace_s))
     assert _progress(bench).patience_s == 30.0
-    bench.send("runner", RunnerState(0, False, (1,), True, -1, 2, 20.0))
+    bench.send("runner", RunnerState(0, 0, (), (1,), True, 1, 0, -1, 2, 0, 20.0))
     assert _progress(bench).patience_s == 100.0
     bench.fragment(1, steps=20)
     bench.send("learner-0", LearnerState(1, 0, (0,), (0,), (1,), (2,), 0, 300.0))
@@ -181,7 +181,7 @@ def test_env_steps_move_an_update_that_is_collected_and_not_one_that_is_trained(
     leases = [lease.lease_id for lease in bench.sent("runner", Lease)]
 
     def step(progress: int) -> int:
-        state = RunnerState(0, False, tuple(leases), True, -1, progress)
+        state = RunnerState(0, 0, (), tuple(leases), True, 1, 0, -1, progress, 0)
         bench.send("runner", state)
         return _progress(bench).num_moves
 
@@ -203,6 +203,6 @@ def test_heartbeats_of_a_runner_say_that_it_is_heard():
     bench.runner()
     for now in (2.0, 4.0, 6.0):
         bench.now = now
-        bench.send("runner", RunnerState(0, False, (), False, -1, 0))
+        bench.send("runner", RunnerState(0, 0, (), (), False, 1, 0, -1, 0, 0))
         bench.event(Tick())
     assert bench.state.runners

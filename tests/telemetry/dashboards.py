@@ -114,7 +114,7 @@ class MadeUpBroker:
         peer, *rest = frames
         message, _ = decode_message(rest)
         if isinstance(message, Hello):
-            answer = encode_message(Welcome(message.hello_id, 1, 1, 1.0))
+            answer = encode_message(Welcome("made up", message.hello_id, 1, 1, 1.0))
         elif isinstance(message, StatusRequest):
             self.num_asked += 1
             answer = encode_message(Status(), [pack_blob(self.status)])

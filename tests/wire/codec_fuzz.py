@@ -82,7 +82,7 @@ def corpus() -> list[tuple[list[bytes], Decoder]]:
     typed = [
         m.Hello("runner", "runner-0", "uuid", num_envs=8),
         m.Lease(3, -1, 50, 1, 2, False, -1, 30.0, ((1, 3),)),
-        m.RunnerState(0, True, (7, 8), True, -1, 10),
+        m.RunnerState(0, 5, ((1, 2),), (7, 8), True, 1, 2, -1, 10, 400),
         m.Committed(1, 5, ((7, 9),)),
         m.OpenUpdate(3, 500, 2, 3),
         m.Progress(2, -1, -1),

@@ -87,7 +87,7 @@ class Grants:
             state.moved("collecting", now)
         if peer.is_suspect != was_suspect:
             state.leases.changed.add(peer.uuid)
-        if message.has_unaccepted:
+        if message.unaccepted:
             return  # a fragment is on its way and may answer a lease
         held, lost_s = set(message.leases), max(state.options.resend_s, FACTOR * peer.travel.usual_s)
         for lease in state.leases.of_peer(peer.uuid):

@@ -118,7 +118,9 @@ class Registration:
 
     def _welcome(self, peer: Peer) -> None:
         state, options = self._state, self._state.options
-        message = Welcome(peer.hello.hello_id, options.incarnation, peer.incarnation, options.heartbeat_s)
+        message = Welcome(
+            options.run_id, peer.hello.hello_id, options.incarnation, peer.incarnation, options.heartbeat_s
+        )
         state.send(peer, message)
 
     def _mismatch(self, hello: Hello) -> tuple[str, str] | None:

@@ -223,8 +223,10 @@ class Delivery:
     def _send_train(self, run: Run, rank: int) -> None:
         peer = self._state.ranks.get(rank)
         if peer is not None:
-            plan = self._state.options.incarnation, run.update_id, run.attempt, run.generation
-            self._state.send(peer, Train(*plan), tuple(pack_ranges(run.ranges)))
+            message = Train(
+                self._state.options.incarnation, run.update_id, run.attempt, run.generation, run.num_steps
+            )
+            self._state.send(peer, message, tuple(pack_ranges(run.ranges)))
 
 
 class Reports:
