@@ -71,6 +71,7 @@ sys.exit(main(sys.argv[1:]))
 """
 
 
+@pytest.mark.slow
 def test_runners_of_other_hosts_are_in_the_trace_by_the_drivers_clock(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
