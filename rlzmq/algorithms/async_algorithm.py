@@ -218,7 +218,7 @@ class AsyncAlgorithm:
             return await self._finish(metrics)
 
     async def training_step(self) -> Any:
-        """Run one update of exactly `total_train_batch_size` env steps. Custom algorithms override this.
+        """Run one update of at least `total_train_batch_size` env steps. Custom algorithms override this.
 
         An override may use ``await self.env_runner_group.sample(…)``, ``await self.learner_group.update(episodes=…)``
         and ``await self.sync_weights()``. It returns None and reports through `self.metrics`.

@@ -10,7 +10,7 @@ from rlzmq.algorithms.algorithm import Algorithm
 
 
 class PPO(Algorithm):
-    """PPO (arXiv:1707.06347). An update is of exactly `total_train_batch_size` env steps under the newest weights."""
+    """PPO (arXiv:1707.06347). An update is of at least `total_train_batch_size` env steps under the newest weights."""
 
     config_class = "PPOConfig"
 
