@@ -257,13 +257,15 @@ def _record(options: RecordOptions) -> list[float]:
         print("interrupted: keeping the episodes so far", flush=True)
     finally:
         group.stop()
-    shards = find_shards(options.output)
-    written = sum(map(len, open_shards(shards).shards)) if shards else 0
+    shards = open_shards(options.output).shards if find_shards(options.output) else []
+    written = sum(map(len, shards))
     if written < len(returns):
         raise ConfigurationError(
             f"--output {options.output}: expected {len(returns)} episodes, got {written}. The "
             "reason is in the error above."
         )
+    if written > len(returns):  # Ctrl-C came after the last round was written
+        returns = [episode.get_return() for shard in shards for episode in shard]
     return returns
 
 
