@@ -171,8 +171,11 @@ def test_import_rlzmq_is_quick_and_loads_no_torch() -> None:
 
 def test_every_public_name_is_there() -> None:
     import rlzmq
+    from rlzmq.core import names
 
     for name in rlzmq.__all__:
         assert getattr(rlzmq, name) is not None
+    # `rlzmq` exports all of it
+    assert all(name.startswith("_") or isinstance(value, str) for name, value in vars(names).items())
     with pytest.raises(AttributeError, match="Did you mean 'PPOConfig'"):
         rlzmq.PPOConfg  # noqa: B018

@@ -48,11 +48,10 @@ from rlzmq.algorithms.stored_config import Given
 from rlzmq.config.base_config import BaseConfig
 from rlzmq.core import trace
 from rlzmq.core.call_watch import CallWatch
-from rlzmq.core.checkpoint import to_tree
+from rlzmq.core.checkpoint import chosen_parts, to_tree
 from rlzmq.core.errors import ClosedError, Interrupted, StandstillError
 from rlzmq.core.imports import LazyModule
 from rlzmq.core.metrics import MetricsLogger
-from rlzmq.core.names import chosen_parts
 from rlzmq.core.process import LastWords, apply_log_level, end_process
 from rlzmq.core.run_dir import RunDir
 from rlzmq.core.tracebacks import ShortTraceback

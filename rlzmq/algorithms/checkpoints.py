@@ -42,6 +42,7 @@ from rlzmq.algorithms.stored_config import (
 from rlzmq.config.base_config import BaseConfig
 from rlzmq.core import faults
 from rlzmq.core.checkpoint import (
+    chosen_parts,
     find_inside,
     keys_on,
     local_path,
@@ -53,7 +54,6 @@ from rlzmq.core.checkpoint import (
     write_checkpoint,
 )
 from rlzmq.core.errors import CheckpointError, ConfigurationError, RlzmqError, printable
-from rlzmq.core.names import chosen_parts
 from rlzmq.core.run_dir import RunDir, checkpoints_at, find_checkpoint
 from rlzmq.driver.synchronous import needs_processes
 from rlzmq.modules.saving import read_module_states

@@ -40,7 +40,7 @@ import shutil
 import stat
 import tempfile
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Self, cast
@@ -53,6 +53,7 @@ from rlzmq.core.errors import CheckpointError
 from rlzmq.core.files import make_directories, opener, sync_directory, write_all
 from rlzmq.core.imports import LazyModule
 from rlzmq.core.plain import NotPlainError, TreeReader, TreeWriter
+from rlzmq.core.synonyms import did_you_mean
 from rlzmq.core.trust import is_signed, signature_of
 
 upath = LazyModule("upath")  # needed for object stores only
@@ -61,6 +62,7 @@ __all__ = [
     "FORMAT_VERSION",
     "Checkpointable",
     "StoredCheckpoint",
+    "chosen_parts",
     "find_inside",
     "is_local",
     "keys_on",
@@ -161,6 +163,47 @@ def to_tree(parts: Mapping[str, Any]) -> dict[str, Any]:
             place = place.setdefault(key, {})
         place[last] = state
     return tree
+
+
+def chosen_parts(
+    known: Iterable[str],
+    components: str | Iterable[str] | None,
+    not_components: str | Iterable[str] | None = None,
+    *,
+    whose: str = "",
+) -> dict[str, tuple[list[str] | None, list[str]]]:
+    """Return the chosen parts of a state, each with what is chosen and what is left out inside of it.
+
+    Args:
+        known: Names of all parts.
+        components: Names, or paths such as ``"rl_module/p0"``; None: all.
+        not_components: Names or paths to leave out.
+        whose: What the state belongs to, for messages; "": other names than those of the parts are ignored.
+
+    Raises:
+        ValueError: There is no such part.
+    """
+    known = list(known)
+
+    def by_part(paths: str | Iterable[str]) -> dict[str, list[str] | None]:
+        grouped: dict[str, list[str] | None] = {}
+        for path in (paths,) if isinstance(paths, str) else paths:
+            path = path.strip("/")
+            name, slash, rest = (path, "", "") if path in known else path.partition("/")
+            if whose and name not in known:
+                raise ValueError(f"{whose} has no component {name!r}.{did_you_mean(name, known)}")
+            if not slash:
+                grouped[name] = None
+            elif (inside := grouped.setdefault(name, [])) is not None:
+                inside.append(rest)
+        return grouped
+
+    wanted, without = by_part(known if components is None else components), by_part(not_components or ())
+    return {
+        name: (wanted[name], without.get(name) or [])
+        for name in known
+        if name in wanted and without.get(name, []) is not None
+    }
 
 
 def keys_on(tree: Mapping[str, Any], path: str) -> list[str]:

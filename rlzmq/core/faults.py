@@ -27,10 +27,10 @@ __all__ = ["FAULT_ACTIONS", "arm", "at", "is_armed", "is_recording", "parse_faul
 FAULT_ACTIONS = ("kill", "stop", "exit", "hang", "enospc", "eio")
 
 is_armed: bool = False
-"""Whether this process has faults. It is checked on the way of every fragment, and before names are built."""
+"""Whether this process has faults, for callers that would have to build a name first."""
 
 is_recording: bool = False
-"""Whether this process records its history. It is checked on the way of every fragment, and before facts are made."""
+"""Whether this process records its history, for callers that would have to collect facts first."""
 
 
 def _do_nothing(*args: object, **kwargs: object) -> None:

@@ -3,10 +3,6 @@
 docs/metrics.md explains the keys.
 """
 
-from collections.abc import Iterable
-
-from rlzmq.core.synonyms import did_you_mean
-
 # -- components of a checkpoint -----------------------------------------------------------------
 
 COMPONENT_ENV_RUNNER = "env_runner"
@@ -17,48 +13,6 @@ COMPONENT_MODULE_TO_ENV_CONNECTOR = "module_to_env_connector"
 COMPONENT_OPTIMIZER = "optimizer"
 COMPONENT_RL_MODULE = "rl_module"
 LEARNER_PATH = f"{COMPONENT_LEARNER_GROUP}/{COMPONENT_LEARNER}"
-
-
-def chosen_parts(
-    known: Iterable[str],
-    components: str | Iterable[str] | None,
-    not_components: str | Iterable[str] | None = None,
-    *,
-    whose: str = "",
-) -> dict[str, tuple[list[str] | None, list[str]]]:
-    """Return the chosen parts of a state, each with what is chosen and what is left out inside of it.
-
-    Args:
-        known: Names of all parts.
-        components: Names, or paths such as ``"rl_module/p0"``; None: all.
-        not_components: Names or paths to leave out.
-        whose: What the state belongs to, for messages; "": other names than those of the parts are ignored.
-
-    Raises:
-        ValueError: There is no such part.
-    """
-    known = list(known)
-
-    def by_part(paths: str | Iterable[str]) -> dict[str, list[str] | None]:
-        grouped: dict[str, list[str] | None] = {}
-        for path in (paths,) if isinstance(paths, str) else paths:
-            path = path.strip("/")
-            name, slash, rest = (path, "", "") if path in known else path.partition("/")
-            if whose and name not in known:
-                raise ValueError(f"{whose} has no component {name!r}.{did_you_mean(name, known)}")
-            if not slash:
-                grouped[name] = None
-            elif (inside := grouped.setdefault(name, [])) is not None:
-                inside.append(rest)
-        return grouped
-
-    wanted, without = by_part(known if components is None else components), by_part(not_components or ())
-    return {
-        name: (wanted[name], without.get(name) or [])
-        for name in known
-        if name in wanted and without.get(name, []) is not None
-    }
-
 
 # -- parts of a result --------------------------------------------------------------------------
 

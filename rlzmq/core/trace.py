@@ -66,9 +66,6 @@ _log = logging.getLogger("rlzmq.core")
 is_on: bool = False
 """Whether this process is traced. It is checked before `span` is called, so runs without a trace pay nothing."""
 
-is_remote: bool = False
-"""Whether the trace belongs to another host, so that `take_events` must be called."""
-
 _writer: _Writer | _Waiting | None = None
 
 
@@ -142,6 +139,11 @@ def flush() -> None:
         _writer.flush()
 
 
+def is_remote() -> bool:
+    """Return whether the trace belongs to another host, so that `take_events` must be called."""
+    return isinstance(_writer, _Waiting)
+
+
 def take_events(max_events: int) -> dict[str, Any] | None:
     """Return and remove events for `add_events` as plain values, with times of this host's clock; None: none wait.
 
@@ -167,8 +169,8 @@ def add_events(source: str, events: object, offset_s: float) -> None:
 
 def close() -> None:
     """End the trace in this process and close the array. Other processes should flush before."""
-    global is_on, is_remote, _writer
-    writer, is_on, is_remote, _writer = _writer, False, False, None
+    global is_on, _writer
+    writer, is_on, _writer = _writer, False, None
     if isinstance(writer, _Writer):
         writer.close()
 
@@ -196,9 +198,9 @@ def _begin(path: str | os.PathLike[str], name: str) -> None:
 
 
 def _use(writer: _Writer | _Waiting) -> None:
-    global is_on, is_remote, _writer
+    global is_on, _writer
     _writer = writer
-    is_on, is_remote = True, isinstance(writer, _Waiting)
+    is_on = True
 
 
 def _header() -> str:

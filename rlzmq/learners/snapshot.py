@@ -15,9 +15,9 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from rlzmq.core.checkpoint import chosen_parts
 from rlzmq.core.errors import PeerLostError
 from rlzmq.core.metrics import MetricsLogger
-from rlzmq.core.names import chosen_parts
 from rlzmq.core.plain import without_objects
 from rlzmq.learners.distributed import DesynchronizedError
 from rlzmq.learners.optimizers import Optimizers

@@ -8,7 +8,7 @@ from typing import Any, Self
 import gymnasium as gym
 from torch import nn
 
-from rlzmq.core.names import chosen_parts
+from rlzmq.core.checkpoint import chosen_parts
 from rlzmq.core.synonyms import did_you_mean
 from rlzmq.modules.rl_module import RLModule, TorchRLModule
 from rlzmq.modules.saving import set_whole_state

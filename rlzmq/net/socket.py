@@ -495,11 +495,6 @@ class DrainSocket(EdgeReader):
         """Messages that wait in the socket's own queue because the peer is slow or away."""
         return self._num_queued_messages
 
-    @property
-    def num_queued_bytes(self) -> int:
-        """Bytes of those messages."""
-        return self._num_queued_bytes
-
     def send(self, frames: Sequence[Any], ticket: SendTicket | None = None) -> bool:
         """Send one message, or queue it while the peer is slow. Never blocks.
 

@@ -576,8 +576,7 @@ class LearnerLink(PeerLink):
         # Without sampling, schedules follow the learner's count of trained steps.
         timesteps = {"num_env_steps_sampled_lifetime": num_steps} if num_steps else None
 
-        if faults.is_armed:
-            faults.at("learner.train")
+        faults.at("learner.train")
 
         def job() -> tuple[bytes, Any, int]:
             if self._arrivals is not None:
@@ -606,8 +605,7 @@ class LearnerLink(PeerLink):
                 elif not self.group_lost.done():
                     self.group_lost.set_result(str(error))
                 return
-            if faults.is_armed:
-                faults.at("learner.trained")
+            faults.at("learner.trained")
             self._check.trained()
             was_trained = self._learner.report.was_trained
             if was_trained:

@@ -288,7 +288,7 @@ class PeerLink(abc.ABC):
         if self._socket is not None and self._socket.take_moving():
             self.data_moves()
         self.do(self.core.tick(self.now()))
-        if trace.is_remote and time.perf_counter() - self._traced_at >= HEARTBEAT_S:
+        if trace.is_on and trace.is_remote() and time.perf_counter() - self._traced_at >= HEARTBEAT_S:
             self._send_stages()
         self._timer = self._loop.call_later(TICK_S, self._tick)
 

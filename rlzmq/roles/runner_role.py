@@ -223,8 +223,7 @@ class RunnerLink(PeerLink):
         runner = self._role.env_runner
         if isinstance(instruction, ApplyWeights):
             header, body = instruction.header, instruction.body
-            if faults.is_recording:
-                faults.record("weights", generation=header.generation, version=header.version)
+            faults.record("weights", generation=header.generation, version=header.version)
 
             def set_weights() -> None:
                 # Learners may have published weights of the former modules while this runner's were changed.
@@ -323,8 +322,7 @@ class RunnerLink(PeerLink):
                 self.do(self.core.lease_failed(repr(error), self.now()))
                 self.fail(error)
             else:
-                if faults.is_armed:
-                    faults.at("runner.sampled")
+                faults.at("runner.sampled")
                 self._idle.lease_ended(time.perf_counter())
                 fragment = str(self.core.next_fragment)
                 start = time.perf_counter()
@@ -336,8 +334,7 @@ class RunnerLink(PeerLink):
                     num_env_steps = done.result()["num_env_steps"]
                     trace.span("encode", start, sent, fragment=fragment, num_env_steps=num_env_steps)
                     trace.flow_start(fragment, start)
-                if faults.is_armed:
-                    faults.at("runner.sent")
+                faults.at("runner.sent")
 
         self.when_done(self._run_blocking(job), finish)
 

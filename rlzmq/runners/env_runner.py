@@ -25,10 +25,9 @@ from rlzmq.connectors.defaults import change_modules, module_spaces
 from rlzmq.core import trace
 from rlzmq.core.call_watch import CallWatch
 from rlzmq.core.callbacks import CallbackList
-from rlzmq.core.checkpoint import Checkpointable
+from rlzmq.core.checkpoint import Checkpointable, chosen_parts
 from rlzmq.core.errors import ClosedError, ConfigurationError, Interrupted
 from rlzmq.core.metrics import NUM_VECTOR_STEPS_PER_SAMPLE, MetricsLogger, ReducedMetrics, StageTimers
-from rlzmq.core.names import chosen_parts
 from rlzmq.core.signatures import TellsUncalled
 from rlzmq.core.update_plan import derive_seed
 from rlzmq.envs.registry import EnvContext
@@ -538,7 +537,7 @@ class EnvRunner(TellsUncalled, Checkpointable):
     def begin_again(self, number: int) -> None:
         """Begin new episodes, e.g. after a checkpoint was restored.
 
-        The random streams differ from those at the run's start, and the same for every runner with this index.
+        The random streams differ from those at the run's start, and are the same for every runner with this index.
 
         Args:
             number: A count of the run, e.g. the env steps sampled so far.

@@ -99,7 +99,7 @@ def test_stages_of_another_host_wait_until_they_are_taken(
         with caplog.at_level("INFO", logger="rlzmq.core"):
             trace.join(path, "env runner 1")
         assert trace.is_on
-        assert trace.is_remote
+        assert trace.is_remote()
         assert trace.take_events(10) is None
         for number in range(30_000):
             trace.span("env", number, number + 0.5, rows=3, text="x" * 1000)
