@@ -128,6 +128,9 @@ def unpack_value(arrays: Sequence[npt.NDArray[Any]]) -> Any:
         raise MalformedFrameError(f"a value's tree: {error}") from None
 
 
+_MAX_RANGES = 1_000_000
+
+
 def join_frames(frames: Iterable[Buffer]) -> bytes:
     """Return frames as one: their number, their lengths, then the frames. They are copied."""
     parts = [memoryview(frame).cast("B") for frame in frames]
@@ -135,14 +138,17 @@ def join_frames(frames: Iterable[Buffer]) -> bytes:
 
 
 @wire_decoder
-def split_frames(joined: Buffer) -> list[memoryview]:
-    """Return the frames from a result of `join_frames`, as views.
+def split_frames(joined: Buffer, max_frames: int = _MAX_RANGES) -> list[memoryview]:
+    """Return the frames from a result of `join_frames`, at most so many, as views.
 
     Raises:
         WireError: It is not such a result, is truncated, or has trailing bytes.
     """
     view = memoryview(joined).cast("B")
-    end = 8 * (int.from_bytes(view[:8], "little") + 1)
+    num_frames = int.from_bytes(view[:8], "little")
+    if num_frames > max_frames:
+        raise BoundExceededError(f"at most {max_frames} joined frames, got {num_frames}")
+    end = 8 * (num_frames + 1)
     if len(view) < end:
         raise MalformedFrameError(f"not joined frames: {len(view)} bytes, too few for their lengths")
     frames = []
@@ -166,7 +172,7 @@ def unpack_blob(blob: Buffer) -> Any:
     Raises:
         WireError: It is not a packed value, is truncated, or has trailing bytes.
     """
-    return unpack_value(decode(split_frames(blob)).arrays)
+    return unpack_value(decode(split_frames(blob, MAX_ARRAYS + 1)).arrays)
 
 
 class _Writer(TreeWriter):
@@ -376,7 +382,6 @@ def _way_out(value: object) -> str:
 
 
 # A range takes 40 bytes. No update has a million of them.
-_MAX_RANGES = 1_000_000
 
 
 class FragmentRange(NamedTuple):

@@ -137,6 +137,13 @@ def test_blobs_come_back(blobs):
     assert [bytes(blob) for blob in split_frames(join_frames(blobs))] == blobs
 
 
+def test_joined_frames_are_bounded_before_any_is_made():
+    with pytest.raises(codec.BoundExceededError, match="at most 1025 joined frames, got 1026"):
+        unpack_blob(join_frames([b""] * 1026))
+    with pytest.raises(codec.BoundExceededError, match="at most 1000000 joined frames"):
+        split_frames((10**6 + 1).to_bytes(8, "little") + bytes(8 * (10**6 + 1)))
+
+
 @given(st.sets(st.integers(0, 60)))
 def test_spans_hold_exactly_the_numbers(numbers):
     spans = to_spans(numbers)
