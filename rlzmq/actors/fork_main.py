@@ -232,9 +232,8 @@ class _Server:
         control.register(self._control, 0)
 
         def end(*_: object) -> None:
-            if os.getppid() != pid or control.poll(
-                0
-            ):  # else only the thread has ended that started this process
+            # Otherwise only the thread has ended that started this process.
+            if os.getppid() != pid or control.poll(0):
                 self._end()
 
         signal.signal(signal.SIGIO, end)
