@@ -19,8 +19,9 @@ from rlzmq.episodes.columns import Columns
 from rlzmq.episodes.episode_batch import EpisodeBatch
 from rlzmq.replay.replay_buffer import ReplayBuffer
 from rlzmq.replay.step_store import (
-    LABELS,
+    ENV_T,
     NONE,
+    PRIORITY,
     STEP_COLUMNS,
     StepStore,
     Stretch,
@@ -103,30 +104,37 @@ class EpisodeReplayBuffer(ReplayBuffer):
         """Return the number of stored env steps."""
         return self._store.num_steps
 
-    def get_num_timesteps(self) -> int:
-        """Return the number of stored env steps."""
-        return self._store.num_steps
+    def _store_of(self, module_id: str | None) -> StepStore:
+        """Return the store of a module's steps, empty if it has none; None: that of the env steps."""
+        return self._store
 
-    def get_num_episodes(self) -> int:
-        """Return the number of episodes with stored steps."""
-        return self._store.num_episodes
+    def get_num_timesteps(self, module_id: str | None = None) -> int:
+        """Return the number of steps stored for a module; None: of env steps."""
+        return self._store_of(module_id).num_steps
 
-    def get_num_episodes_evicted(self) -> int:
-        """Return the number of episodes evicted over the buffer's lifetime."""
-        return self._store.num_episodes_evicted
+    def get_num_episodes(self, module_id: str | None = None) -> int:
+        """Return the number of episodes with stored steps; of a module: of its agents' parts of episodes."""
+        return self._store_of(module_id).num_episodes
 
-    def get_added_timesteps(self) -> int:
-        """Return the number of env steps added over the buffer's lifetime."""
-        return self._store.num_added
+    def get_num_episodes_evicted(self, module_id: str | None = None) -> int:
+        """Return the number of episodes, or of a module's parts of them, evicted over the lifetime."""
+        return self._store_of(module_id).num_episodes_evicted
 
-    def get_sampled_timesteps(self) -> int:
-        """Return the number of env steps sampled over the buffer's lifetime."""
+    def get_added_timesteps(self, module_id: str | None = None) -> int:
+        """Return the number of steps added for a module over the lifetime; None: of env steps."""
+        return self._store_of(module_id).num_added
+
+    def get_sampled_timesteps(self, module_id: str | None = None) -> int:
+        """Return the number of steps sampled for a module over the lifetime; None: for all modules."""
         return self._num_sampled
 
     @property
     def episodes(self) -> EpisodeBatch:
         """A copy of the stored episodes, the oldest first."""
-        return self._store.stored()
+        batch = self._stored()
+        for of_module in batch.agent_batches:
+            of_module.columns.pop(PRIORITY, None)
+        return batch
 
     @property
     def num_bytes(self) -> int:
@@ -184,14 +192,13 @@ class EpisodeReplayBuffer(ReplayBuffer):
         batch: EpisodeBatch,
         weight: float | None = None,
         owners: Sequence[Stretch] | None = None,
-        labels: Mapping[str, IntArray] | None = None,
     ) -> IntArray:
         """Add a batch without evicting anything, see `StepStore.append`; return the slots of its steps."""
         if weight is not None:
             raise TypeError(
                 f"{type(self).__name__}.add: expected no weight, got {weight!r}: all steps are equally likely."
             )
-        return self._store.append(batch, owners, labels)[0]
+        return self._store.append(batch, owners)[0]
 
     def mark(self) -> None:
         """Make later calls of `add` undoable, until the next `mark`."""
@@ -471,7 +478,7 @@ class EpisodeReplayBuffer(ReplayBuffer):
     ) -> EpisodeBatch:
         columns = self._store.columns
         for name, column in columns.items():
-            is_wanted = name in STEP_COLUMNS or (extra_model_outputs and name not in LABELS)
+            is_wanted = name in STEP_COLUMNS or (extra_model_outputs and name != ENV_T)
             if is_wanted and name not in batch.columns:
                 batch.columns[name] = tree_rows(column, slots)
         if infos and self._store.infos:
@@ -498,10 +505,10 @@ class EpisodeReplayBuffer(ReplayBuffer):
         """Restore the output of `get_state`, replacing all stored steps. The capacity is unchanged."""
         old, self._store = self._store, self._new_store()
         spaces = {"observation_space": old.observation_space, "action_space": old.action_space}
-        for batch in as_batches(EpisodeBatch.from_wire(*state["episodes"], **spaces)):
-            self._add(batch)
+        self.add(EpisodeBatch.from_wire(*state["episodes"], **spaces))
         self._set_counts(state["counts"])
         self._rng.bit_generator.state = state["rng"]
+        self.mark()
 
     def _get_counts(self) -> dict[str, Any]:
         """Return what was counted over the lifetime."""

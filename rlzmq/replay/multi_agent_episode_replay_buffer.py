@@ -5,7 +5,6 @@ An agent's steps are evicted with the env steps of its episode, so that all agen
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Collection, Mapping
 from functools import reduce
 from typing import Any, ClassVar, Literal
@@ -16,7 +15,6 @@ from rlzmq.episodes.batch_columns import ragged_arange
 from rlzmq.episodes.episode_batch import EpisodeBatch
 from rlzmq.episodes.single_agent_episode import SingleAgentEpisode
 from rlzmq.replay.episode_replay_buffer import (
-    _SLOT_MASK,
     EpisodeReplayBuffer,
     IntArray,
     as_batches,
@@ -24,8 +22,7 @@ from rlzmq.replay.episode_replay_buffer import (
     drawn_n,
 )
 from rlzmq.replay.prioritized_episode_replay_buffer import PrioritizedEpisodeReplayBuffer
-from rlzmq.replay.replay_buffer import ReplayBuffer
-from rlzmq.replay.step_store import AGENT, ENV_T, StepStore
+from rlzmq.replay.step_store import ENV_T, StepStore
 
 __all__ = ["MultiAgentEpisodeReplayBuffer", "MultiAgentPrioritizedEpisodeReplayBuffer", "joined"]
 
@@ -45,7 +42,7 @@ _NAMES_BY_MODULE = {
 }
 
 
-class MultiAgentEpisodeReplayBuffer(ReplayBuffer):
+class MultiAgentEpisodeReplayBuffer(EpisodeReplayBuffer):
     """Buffer of the newest `capacity` env steps of multi-agent episodes, with an `EpisodeReplayBuffer` for each module.
 
     Example:
@@ -69,85 +66,54 @@ class MultiAgentEpisodeReplayBuffer(ReplayBuffer):
         keeps_extra_model_outputs: The argument; changes apply to modules without a buffer.
     """
 
-    draws_sequences: ClassVar[bool] = True
     divides_by_module: ClassVar[bool] = True
 
     def __init__(
         self,
         capacity: int = 10_000,
         *,
-        batch_size_B: int = 16,
-        batch_length_T: int = 1,
-        metrics_num_episodes_for_smoothing: int = 100,
         keeps_extra_model_outputs: bool | Collection[str] = True,
-        seed: int | None = None,
+        **options: Any,
     ) -> None:
-        self.capacity = capacity
-        self.batch_size_B = batch_size_B
-        self.batch_length_T = batch_length_T
-        self._num_smoothed = metrics_num_episodes_for_smoothing
-        self.buffers: dict[str, EpisodeReplayBuffer] = {}
+        super().__init__(capacity, **options)  # whose store has the env steps, without columns
         self.keeps_extra_model_outputs = keeps_extra_model_outputs
-        self._rng = np.random.default_rng(seed)
-        self._env_steps = StepStore(capacity)
-        self._agents: dict[Any, int] = {}  # their numbers, in the order of arrival
-        self._added = _Added()
-        self._marked: _Added | None = None
-        self._agent_steps_sampled: Counter[int] = Counter()  # by number
+        self.buffers: dict[str, EpisodeReplayBuffer] = {}
         self._kept_modules: frozenset[str] | None = None
-        self._num_removed = 0  # agent steps of modules that are no longer kept
-        self._new_buffer("")  # checks the arguments
+        # Agent steps that were left out, also at the mark, and those that were removed.
+        self._num_left_out = self._num_left_out_before = self._num_removed = 0
 
-    def _keeps(self, module_id: str) -> bool:
-        keeps = self.keeps_extra_model_outputs
-        return keeps if isinstance(keeps, bool) else module_id in keeps
+    def _new_buffer(self, **options: Any) -> EpisodeReplayBuffer:
+        return EpisodeReplayBuffer(**options)
 
-    def _new_buffer(self, module_id: str) -> EpisodeReplayBuffer:
-        return EpisodeReplayBuffer(**self._arguments(module_id))
-
-    def _arguments(self, module_id: str) -> dict[str, Any]:
-        return {
-            "capacity": self.capacity,
-            "batch_size_B": self.batch_size_B,
-            "batch_length_T": self.batch_length_T,
-            "metrics_num_episodes_for_smoothing": self._num_smoothed,
-            "keeps_extra_model_outputs": self._keeps(module_id),
-        }
+    def _buffer_of(self, module_id: str) -> EpisodeReplayBuffer:
+        """Return a module's buffer, a new one if it has none."""
+        if module_id not in self.buffers:
+            keeps = self.keeps_extra_model_outputs
+            self.buffers[module_id] = self._new_buffer(
+                capacity=self.capacity,
+                batch_size_B=self.batch_size_B,
+                batch_length_T=self.batch_length_T,
+                metrics_num_episodes_for_smoothing=self._actual_n_steps.maxlen,
+                keeps_extra_model_outputs=keeps if isinstance(keeps, bool) else module_id in keeps,
+            )
+        return self.buffers[module_id]
 
     # -- facts ----------------------------------------------------------------------------------------
-
-    def __len__(self) -> int:
-        """Return the number of stored env steps."""
-        return self._env_steps.num_steps
 
     def get_module_ids(self) -> list[str]:
         """Return the ids of the modules with stored steps."""
         return [module_id for module_id, buffer in self.buffers.items() if len(buffer)]
 
+    def of_module(self, module_id: str) -> EpisodeReplayBuffer:
+        """Return the buffer of a module's steps."""
+        return self.buffers[module_id]
+
     def _store_of(self, module_id: str | None) -> StepStore:
-        """Return the store of a module's steps, empty if it has none; None: of the env steps."""
         if module_id is None:
-            return self._env_steps
+            return self._store
         return self.buffers[module_id]._store if module_id in self.buffers else StepStore(self.capacity)
 
-    def get_num_timesteps(self, module_id: str | None = None) -> int:
-        """Return the number of steps stored for a module; None: env steps, as `len`."""
-        return self._store_of(module_id).num_steps
-
-    def get_num_episodes(self, module_id: str | None = None) -> int:
-        """Return the number of episodes with stored steps; of a module: of its agents' parts of episodes."""
-        return self._store_of(module_id).num_episodes
-
-    def get_num_episodes_evicted(self, module_id: str | None = None) -> int:
-        """Return the number of episodes evicted over the lifetime; of a module: of its agents' parts of episodes."""
-        return self._store_of(module_id).num_episodes_evicted
-
-    def get_added_timesteps(self, module_id: str | None = None) -> int:
-        """Return the number of steps added for a module over the lifetime; None: env steps."""
-        return self._store_of(module_id).num_added
-
     def get_sampled_timesteps(self, module_id: str | None = None) -> int:
-        """Return the number of steps sampled for a module over the lifetime; None: for all modules."""
         buffers = self.buffers.values() if module_id is None else [self.buffers[module_id]]
         return sum(buffer.get_sampled_timesteps() for buffer in buffers)
 
@@ -159,51 +125,27 @@ class MultiAgentEpisodeReplayBuffer(ReplayBuffer):
     @property
     def num_agent_steps_not_kept(self) -> int:
         """Number of agent steps, over the lifetime, that `add` left out or `remove_module` removed."""
-        return self._added.num_left_out + self._num_removed
+        return self._num_left_out + self._num_removed
 
     def get_metrics(self) -> dict[str, Any]:
-        """Return counts of all modules together, and the modules' counts, as dicts by module id.
-
-        Those of a module are its agents' steps and their parts of episodes. ``num_agent_…`` are dicts by agent id.
-        """
-        by_module: dict[str, dict[str, float]] = {name: {} for name in _NAMES_BY_MODULE.values()}
+        """Return counts of env steps and, as dicts by module id, of its agents' steps and their parts of episodes."""
+        counts = super().get_metrics()
+        metrics: dict[str, Any] = {
+            name: counts[name]
+            for name in (
+                "num_env_steps_stored",
+                "num_env_steps_added_lifetime",
+                "num_env_steps_evicted_lifetime",
+                "num_episodes_added_lifetime",
+                "num_bytes_stored",
+            )
+        }
+        metrics["num_agent_steps_not_kept"] = self.num_agent_steps_not_kept
         for module_id, buffer in self.buffers.items():
             for name, value in buffer.get_metrics().items():
                 if name in _NAMES_BY_MODULE:
-                    by_module[_NAMES_BY_MODULE[name]][module_id] = value
-        env_steps = self._env_steps
-        return {
-            "num_env_steps_stored": env_steps.num_steps,
-            "num_env_steps_added_lifetime": env_steps.num_added,
-            "num_env_steps_evicted_lifetime": env_steps.num_evicted,
-            "num_episodes_added_lifetime": env_steps.num_episodes_added,
-            "num_agent_steps_not_kept": self.num_agent_steps_not_kept,
-            "num_bytes_stored": self.num_bytes,
-            **self._agent_metrics(),
-            **{name: values for name, values in by_module.items() if values},
-        }
-
-    def _agent_metrics(self) -> dict[str, dict[str, int]]:
-        stored: Counter[Any] = Counter()
-        episodes: Counter[Any] = Counter()
-        for store in (buffer._store for buffer in self.buffers.values()):
-            for stretch in store:
-                stored[stretch.agent_id] += stretch.num_steps
-            episodes.update(agent for _, agent in store.episodes)
-        added, added_episodes = self._added.steps, self._added.episodes
-        numbers = {agent: self._agents[agent] for agent in sorted(added, key=str)}
-        counts = {
-            "num_agent_steps_stored": stored,
-            "num_agent_steps_added_lifetime": added,
-            "num_agent_steps_evicted_lifetime": added - stored,
-            "num_agent_steps_sampled_lifetime": Counter(
-                {agent: self._agent_steps_sampled[number] for agent, number in numbers.items()}
-            ),
-            "num_agent_episodes": episodes,
-            "num_agent_episodes_added_lifetime": added_episodes,
-            "num_agent_episodes_evicted_lifetime": added_episodes - episodes,
-        }
-        return {name: {str(agent): counter[agent] for agent in numbers} for name, counter in counts.items()}
+                    metrics.setdefault(_NAMES_BY_MODULE[name], {})[module_id] = value
+        return metrics
 
     # -- in -------------------------------------------------------------------------------------------
 
@@ -220,23 +162,17 @@ class MultiAgentEpisodeReplayBuffer(ReplayBuffer):
             ValueError: A module's columns differ from those of its earlier steps.
         """
         for batch in as_batches(episodes, of_agents=True):
-            self._env_steps.make_room(batch.num_env_steps)
-            stretches = self._env_steps.append(batch)[1]
+            self._store.make_room(batch.num_env_steps)
+            stretches = self._store.append(batch)[1]
             for module_id in batch.get_module_ids():
                 own_weight = weight.get(module_id) if isinstance(weight, Mapping) else weight
                 for chunks in batch.batches_of(module_id):
                     if self._kept_modules is not None and module_id not in self._kept_modules:
-                        self._added.num_left_out += chunks.num_env_steps
+                        self._num_left_out += chunks.num_env_steps
                         continue
-                    buffer = self._buffer_of(module_id)
-                    agents = self._added.count(chunks, buffer._store)
-                    numbers = [self._agents.setdefault(agent, len(self._agents)) for agent in agents]
-                    of_slots = np.zeros(chunks.num_slots, np.int64)
-                    of_slots[chunks.step_slots()] = np.repeat(numbers, chunks.length)
-                    episode, _, env_ts = chunks.links
-                    owners = [stretches[e] for e in episode.tolist()]
-                    buffer._append(chunks, own_weight, owners, {AGENT: of_slots, ENV_T: env_ts})
-            self._env_steps.make_room(0, num_kept=1)
+                    owners = [stretches[e] for e in chunks.links[0].tolist()]
+                    self._buffer_of(module_id)._append(chunks, own_weight, owners)
+            self._store.make_room(0, num_kept=1)
 
     def keep_modules(self, module_ids: Collection[str]) -> None:
         """Remove the steps of other modules, and store only those of these modules from now on."""
@@ -244,44 +180,31 @@ class MultiAgentEpisodeReplayBuffer(ReplayBuffer):
         for module_id in self.buffers.keys() - self._kept_modules:
             self.remove_module(module_id)
 
-    def _buffer_of(self, module_id: str) -> EpisodeReplayBuffer:
-        if module_id not in self.buffers:
-            self.buffers[module_id] = self._new_buffer(module_id)
-            if self._marked is not None:
-                self.buffers[module_id].mark()
-        return self.buffers[module_id]
-
     def remove_module(self, module_id: str) -> None:
         """Remove all steps of a module. `undo` does not restore them."""
         buffer = self.buffers.pop(module_id, None)
         if buffer is not None:
             self._num_removed += len(buffer)
-            for stretch in self._env_steps:
+            for stretch in self._store:
                 stretch.agents = [own for own in stretch.agents if own[0] is not buffer._store]
 
     def mark(self) -> None:
-        """Make later calls of `add` and `remove` undoable, until the next `mark`."""
-        self._marked = self._added.copy()
-        self._env_steps.mark()
+        super().mark()
+        self._num_left_out_before = self._num_left_out
         for buffer in self.buffers.values():
             buffer.mark()
 
     def undo(self) -> None:
-        """Remove the steps added since `mark`; see `EpisodeReplayBuffer.undo`."""
-        if self._marked is None:
-            return
-        self._env_steps.undo()
+        super().undo()
+        self._num_left_out = self._num_left_out_before
         for buffer in self.buffers.values():
             buffer.undo()
-        self._added = self._marked.copy()
-
-    def of_module(self, module_id: str) -> EpisodeReplayBuffer:
-        """Return the buffer of a module's steps."""
-        return self.buffers[module_id]
 
     # -- out ------------------------------------------------------------------------------------------
 
-    def sample(self, num_items: int | None = None, **arguments: Any) -> list[SingleAgentEpisode]:
+    def sample(  # type: ignore[override]
+        self, num_items: int | None = None, **arguments: Any
+    ) -> list[SingleAgentEpisode]:
         """Sample as `sample_modules` does, and return the items of all modules in one list."""
         return [
             episode for batch in self.sample_modules(num_items, **arguments).values() for episode in batch
@@ -366,9 +289,6 @@ class MultiAgentEpisodeReplayBuffer(ReplayBuffer):
             )
         for module_id, batch in result.items():
             batch.module_ids = [module_id] * len(batch)
-            slots = batch.columns["replay_key"][batch.step_slots()] & _SLOT_MASK
-            numbers = np.bincount(self.buffers[module_id]._store.columns[AGENT][slots])
-            self._agent_steps_sampled.update(dict(enumerate(numbers.tolist())))
         return result
 
     def _sample_synchronized(
@@ -381,7 +301,7 @@ class MultiAgentEpisodeReplayBuffer(ReplayBuffer):
         includes: dict[str, bool],
     ) -> dict[str, EpisodeBatch]:
         stored: dict[str, tuple[IntArray, IntArray]] = {}
-        places = {stretch: place for place, stretch in enumerate(self._env_steps)}
+        places = {stretch: place for place, stretch in enumerate(self._store)}
         for module_id in module_ids:
             buffer = self.buffers[module_id]
             n_range = buffer._check_sample(n_step, 1)
@@ -416,71 +336,52 @@ class MultiAgentEpisodeReplayBuffer(ReplayBuffer):
 
     # -- state ----------------------------------------------------------------------------------------
 
-    def get_state(self) -> dict[str, Any]:
-        """Return the stored steps, counters and random generator as plain values and arrays."""
-        places = {stretch: place for place, stretch in enumerate(self._env_steps)}
-        groups, modules = [], {}
+    def _stored(self) -> EpisodeBatch:
+        places = {stretch: place for place, stretch in enumerate(self._store)}
+        episodes = self._store.stored()
+        episodes.columns, episodes.groups = {}, []
+        episodes.start = np.zeros(len(episodes), np.int64)
         for module_id, buffer in self.buffers.items():
-            modules[module_id] = buffer._get_counts()
             if not len(buffer):
                 continue
             group = buffer._stored()
             group.module_ids, group.order = [module_id] * len(group), np.arange(len(group))
             group.episode = np.array([places[own.owner] for own in buffer._store if own.owner], np.int64)
             group.env_ts = group.columns.pop(ENV_T)
-            del group.columns[AGENT]
-            groups.append(group)
-        episodes = self._env_steps.stored()
-        episodes.columns, episodes.groups = {}, groups
-        episodes.start = np.zeros(len(episodes), np.int64)
-        sampled = {agent: self._agent_steps_sampled[number] for agent, number in self._agents.items()}
-        return {
-            "episodes": list(episodes.to_wire()),
-            "counts": {
-                **self._env_steps.counts,
-                "modules": modules,
-                "steps": dict(self._added.steps),
-                "episodes": dict(self._added.episodes),
-                "sampled": sampled,
-            },
-            "rng": self._rng.bit_generator.state,
-        }
+            episodes.groups.append(group)
+        return episodes
+
+    def _get_counts(self) -> dict[str, Any]:
+        modules = {module_id: buffer._get_counts() for module_id, buffer in self.buffers.items()}
+        return {**super()._get_counts(), "modules": modules}
 
     def set_state(self, state: Mapping[str, Any]) -> None:
         """Restore the output of `get_state`, replacing all stored steps. The capacity is unchanged."""
-        counts = state["counts"]
-        self.buffers, self._env_steps = {}, StepStore(self.capacity)
-        self._added, self._agents, self._agent_steps_sampled = _Added(), {}, Counter()
-        self.add(EpisodeBatch.from_wire(*state["episodes"]))
-        self._env_steps.counts = {**self._env_steps.counts, **counts}
+        self.buffers = {}
+        super().set_state(state)
+
+    def _set_counts(self, counts: Mapping[str, Any]) -> None:
+        super()._set_counts(counts)
         for module_id, of_module in counts.get("modules", {}).items():
             self._buffer_of(module_id)._set_counts(of_module)
-        self._added.steps = Counter(counts.get("steps", self._added.steps))
-        self._added.episodes = Counter(counts.get("episodes", self._added.episodes))
-        for agent, num in counts.get("sampled", {}).items():
-            self._agent_steps_sampled[self._agents.setdefault(agent, len(self._agents))] = num
-        if self._marked is not None:
-            self.mark()
-        self._rng.bit_generator.state = state["rng"]
 
 
 class MultiAgentPrioritizedEpisodeReplayBuffer(MultiAgentEpisodeReplayBuffer):
     """A MultiAgentEpisodeReplayBuffer with a `PrioritizedEpisodeReplayBuffer` per module.
 
     Args:
-        capacity, batch_size_B, batch_length_T, metrics_num_episodes_for_smoothing, keeps_extra_model_outputs, seed: See
-            `MultiAgentEpisodeReplayBuffer`.
+        capacity, options: See `MultiAgentEpisodeReplayBuffer`.
         alpha: Exponent of the priorities, >= 0; 0 draws uniformly.
     """
 
     uses_priorities: ClassVar[bool] = True
 
-    def __init__(self, capacity: int = 10_000, *, alpha: float = 1.0, **arguments: Any) -> None:
+    def __init__(self, capacity: int = 10_000, *, alpha: float = 1.0, **options: Any) -> None:
         self.alpha = alpha
-        super().__init__(capacity, **arguments)
+        super().__init__(capacity, **options)
 
-    def _new_buffer(self, module_id: str) -> PrioritizedEpisodeReplayBuffer:
-        return PrioritizedEpisodeReplayBuffer(alpha=self.alpha, **self._arguments(module_id))
+    def _new_buffer(self, **options: Any) -> PrioritizedEpisodeReplayBuffer:
+        return PrioritizedEpisodeReplayBuffer(alpha=self.alpha, **options)
 
     def update_priorities(  # type: ignore[override]
         self, td_errors: object, module_id: str, keys: object = None
@@ -526,27 +427,3 @@ def joined(samples: Mapping[str, EpisodeBatch]) -> EpisodeBatch:
         terminated=terminated,
         truncated=truncated,
     )
-
-
-class _Added:
-    """What was added over the lifetime: steps and parts of episodes by agent, and the number of steps left out."""
-
-    def __init__(self) -> None:
-        self.steps: Counter[Any] = Counter()
-        self.episodes: Counter[Any] = Counter()
-        self.num_left_out = 0
-
-    def count(self, chunks: EpisodeBatch, store: StepStore) -> list[Any]:
-        """Count agents' chunks that will be added to a module's store; return the chunks' agents."""
-        agents = chunks.agent_ids or [None] * len(chunks)
-        for agent, length in zip(agents, chunks.length.tolist(), strict=True):
-            self.steps[agent] += length
-        parts = set(zip(chunks.episode_ids, agents, strict=True))
-        self.episodes.update(part[1] for part in parts if part not in store.episodes)
-        return agents
-
-    def copy(self) -> _Added:
-        copied = _Added()
-        copied.steps, copied.episodes = self.steps.copy(), self.episodes.copy()
-        copied.num_left_out = self.num_left_out
-        return copied

@@ -140,8 +140,6 @@ class PrioritizedEpisodeReplayBuffer(EpisodeReplayBuffer):
         self._tree = PriorityTree(1)
         self._greatest = 1.0
         self._drawn: IntArray = np.empty(0, np.int64)
-        # Keys with their priorities before a change, and the highest priority at that time; None: nothing was marked.
-        self._changed: list[tuple[IntArray, NDArray[np.float64], float]] | None = None
         super().__init__(capacity, **options)
 
     def _new_store(self) -> StepStore:
@@ -167,9 +165,8 @@ class PrioritizedEpisodeReplayBuffer(EpisodeReplayBuffer):
         batch: EpisodeBatch,
         weight: float | None = None,
         owners: Sequence[Stretch] | None = None,
-        labels: Mapping[str, IntArray] | None = None,
     ) -> IntArray:
-        steps = super()._append(batch, None, owners, labels)
+        steps = super()._append(batch, None, owners)
         if self._tree.size < self._store.num_slots:
             self._tree = self._tree.grown(self._store.num_slots)
         if (stored := batch.columns.get(PRIORITY)) is not None:  # the batch is of a state
@@ -215,21 +212,8 @@ class PrioritizedEpisodeReplayBuffer(EpisodeReplayBuffer):
         if not known.any():
             return
         priorities = np.maximum(errors[known], _LEAST_PRIORITY)
-        if self._changed is not None:
-            self._changed.append((keys[known], self._tree.get(slots[known]), self._greatest))
         self._greatest = max(self._greatest, float(priorities.max()))
         self._tree.set(slots[known], priorities**self.alpha)
-
-    def mark(self) -> None:
-        super().mark()
-        self._changed = []
-
-    def undo(self) -> None:
-        super().undo()
-        while self._changed:
-            keys, priorities, self._greatest = self._changed.pop()
-            known = self._is_stored(keys)
-            self._tree.set(keys[known] & _SLOT_MASK, priorities[known])
 
     def _stored(self) -> EpisodeBatch:
         batch = super()._stored()
@@ -238,4 +222,4 @@ class PrioritizedEpisodeReplayBuffer(EpisodeReplayBuffer):
 
     def set_state(self, state: Mapping[str, Any]) -> None:
         super().set_state(state)
-        self._drawn, self._changed = np.empty(0, np.int64), None
+        self._drawn = np.empty(0, np.int64)

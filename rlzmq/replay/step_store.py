@@ -10,7 +10,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, NamedTuple
@@ -22,16 +22,14 @@ from rlzmq.core.tree import tree_leaves, tree_map, tree_rows
 from rlzmq.episodes.columns import Columns
 from rlzmq.episodes.episode_batch import EpisodeBatch
 
-__all__ = ["LABELS", "STEP_COLUMNS", "StepStore", "Stretch", "Transitions", "item_facts"]
+__all__ = ["STEP_COLUMNS", "StepStore", "Stretch", "Transitions", "item_facts"]
 
 IntArray = NDArray[np.int64]
 
 NONE = -1
 STEP_COLUMNS = (Columns.OBS, Columns.ACTIONS, Columns.REWARDS)
-AGENT, ENV_T, PRIORITY = "_agent", "_env_t", "_priority"
-LABELS = (AGENT, ENV_T)
-"""Columns of several agents' steps that no sample has: each step's agent (a number), each observation's env step."""
-_STORED = (*STEP_COLUMNS, *LABELS)
+ENV_T, PRIORITY = "_env_t", "_priority"
+"""Columns that no sample has: the env step of an agent's observation; a step's priority, in the batch of a state."""
 _COUNTS = ("num_added", "num_evicted", "num_episodes_added", "num_episodes_evicted")
 
 
@@ -59,16 +57,6 @@ class Stretch:
     is_done: bool = False
     is_stored: bool = True
     agents: list[tuple[StepStore, Stretch]] = field(default_factory=list)
-
-
-@dataclass(slots=True)
-class _Added:
-    """Record of an added chunk, for undoing the addition."""
-
-    stretch: Stretch
-    is_new: bool
-    slots: IntArray
-    steps: IntArray
 
 
 class StepStore:
@@ -141,7 +129,7 @@ class StepStore:
         # By episode and agent: the newest stretch, and their number.
         self._newest: dict[tuple[str, Any], Stretch] = {}
         self._num_stretches: Counter[tuple[str, Any]] = Counter()
-        self._undo: list[_Added] | None = None  # additions since the mark; None: nothing was marked
+        self._mark = 0  # number of steps added before
 
     # -- facts ----------------------------------------------------------------------------------------
 
@@ -149,11 +137,6 @@ class StepStore:
     def num_episodes(self) -> int:
         """Number of episodes (agents' parts of episodes) with stored steps."""
         return len(self._num_stretches)
-
-    @property
-    def episodes(self) -> Collection[tuple[str, Any]]:
-        """Ids of the episodes with stored steps, and of their agents."""
-        return self._num_stretches.keys()
 
     @property
     def counts(self) -> dict[str, int]:
@@ -206,14 +189,12 @@ class StepStore:
         self,
         batch: EpisodeBatch,
         owners: Sequence[Stretch] | None = None,
-        labels: Mapping[str, IntArray] | None = None,
     ) -> tuple[IntArray, list[Stretch]]:
         """Add the chunks of a batch, at least one step each, without their lookback parts. Nothing is evicted.
 
         Args:
             batch: The chunks.
             owners: The stretches of env steps that agents' chunks belong to.
-            labels: Further columns by slot, see `LABELS`.
 
         Returns:
             The slots of the new steps in the batch's order, int64 [num_env_steps], and each chunk's stretch.
@@ -223,7 +204,7 @@ class StepStore:
         """
         if not len(batch):
             return np.empty(0, np.int64), []
-        columns = {**batch.columns, **labels} if labels else batch.columns
+        columns = batch.columns if owners is None else {**batch.columns, ENV_T: batch.links[2]}
         self._check(batch, columns)
         steps, observations, sources, stretches = self._link(batch, owners)
         self._write(batch, columns, steps, observations, sources)
@@ -235,7 +216,7 @@ class StepStore:
         names = [
             name
             for name in columns
-            if name in _STORED or (self._keeps_extra_model_outputs and name != PRIORITY)
+            if name in STEP_COLUMNS or name == ENV_T or (self._keeps_extra_model_outputs and name != PRIORITY)
         ]
         if not self.columns:
             self.columns = {
@@ -300,8 +281,6 @@ class StepStore:
             after.append(path[1:])
             fresh.append(slots)
             sources.append(np.arange(starts[c] + (not is_new), starts[c] + length + 1))
-            if self._undo is not None:
-                self._undo.append(_Added(stretch, is_new, slots, path[:-1]))
             self.next[path[-1]] = NONE
             if is_new:
                 self.previous[path[0]] = NONE
@@ -393,23 +372,24 @@ class StepStore:
 
     def mark(self) -> None:
         """Make later additions undoable, until the next `mark`."""
-        self._undo = []
+        self._mark = self.num_added
 
     def undo(self) -> None:
         """Remove the steps added since `mark`. Steps that were evicted to make room are not restored."""
-        while self._undo:
-            added = self._undo.pop()
-            stretch = added.stretch
-            if not stretch.is_stored:
-                continue
-            self._remove_steps(added.steps)
-            self._give_back(added.slots)
-            stretch.slots.pop()
-            stretch.num_steps -= len(added.steps)
-            stretch.is_done = False
-            self.num_added -= len(added.steps)
-            if added.is_new:
-                self.num_episodes_added -= self._forget(stretch)
+        for stretch in list(self._stretches):
+            while stretch.slots:
+                slots, is_first = stretch.slots[-1], len(stretch.slots) == 1
+                steps = slots[:-1] if is_first else np.append(stretch.slots[-2][-1], slots[:-1])
+                if self.serial[steps[0]] < self._mark:
+                    break
+                self._remove_steps(steps)
+                self._give_back(slots)
+                stretch.slots.pop()
+                stretch.num_steps -= len(steps)
+                stretch.is_done = False
+                self.num_added -= len(steps)
+                if is_first:
+                    self.num_episodes_added -= self._forget(stretch)
 
     # -- state ----------------------------------------------------------------------------------------
 

@@ -369,16 +369,6 @@ class TestPriorities:
         assert buffer._tree.total == pytest.approx(17.0)
         assert {row[0] // 1000 for row in rows_of(buffer.sample(500))} == {2, 3}
 
-    def test_an_undone_change_does_not_make_new_steps_likelier(self) -> None:
-        buffer = PrioritizedEpisodeReplayBuffer(20, alpha=1.0, seed=0)
-        buffer.add(episode_of(0, 0, 5))
-        buffer.mark()
-        buffer.sample(1)
-        buffer.update_priorities([9.0])
-        buffer.undo()
-        buffer.add(episode_of(1, 0, 5))
-        assert priorities_of(buffer) == [1.0] * 10
-
     def test_a_smaller_buffer_restores_the_priorities_of_the_newest_steps(self) -> None:
         buffer = PrioritizedEpisodeReplayBuffer(20, alpha=1.0, seed=0)
         buffer.add([episode_of(0, 0, 5), episode_of(1, 0, 5)])
