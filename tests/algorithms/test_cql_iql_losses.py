@@ -12,7 +12,7 @@ import torch
 
 from rlzmq import Columns, ConfigurationError, CQLConfig, IQLConfig
 from rlzmq.algorithms.cql.cql_learner import cloning_loss, conservative_penalty
-from rlzmq.algorithms.iql.iql_learner import critic_loss, expectile_loss, extraction_loss
+from rlzmq.algorithms.iql.iql_learner import expectile_loss, extraction_loss
 
 STATES = gym.spaces.Box(-1.0, 1.0, (2,), np.float32)
 
@@ -60,16 +60,6 @@ def test_a_larger_beta_is_greedier_and_weights_are_bounded() -> None:
         assert not loss.requires_grad
     bounded = extraction_loss(logp_B=torch.tensor([-1.0]), advantages_B=torch.tensor([1e6]), beta=1.0)
     assert float(bounded) == 100.0
-
-
-def test_iqls_critics_learn_from_the_next_value_except_at_the_end() -> None:
-    losses = critic_loss(
-        q_BC=torch.tensor([[1.0, 2.0], [0.0, 3.0]]),
-        next_values_B=torch.tensor([4.0, 100.0]),
-        rewards_B=torch.tensor([1.0, 1.0]),
-        discounts_B=torch.tensor([0.5, 0.0]),
-    )
-    assert losses.tolist() == [(2.0**2 + 1.0**2) / 4, (1.0**2 + 2.0**2) / 4]
 
 
 # -- whole learners ---------------------------------------------------------------------------------

@@ -478,7 +478,7 @@ def test_a_step_takes_few_python_calls() -> None:
     """One env step and one minibatch, with the default settings. Most of a small network's step is calls."""
     made = DQNConfig().environment("CartPole-v1").debugging(seed=0)
     made.reporting(min_sample_timesteps_per_iteration=100, min_time_s_per_iteration=0)
-    made.training(num_steps_sampled_before_learning_starts=200)
+    made.training(num_steps_sampled_before_learning_starts=100)
     num_calls = 0
 
     def count(frame: object, event: str, argument: object) -> None:
@@ -486,7 +486,7 @@ def test_a_step_takes_few_python_calls() -> None:
         num_calls += event == "call"
 
     with made.build() as algo:
-        for _ in range(4):
+        for _ in range(2):
             before = algo.train()["num_env_steps_sampled_lifetime"]
         profiler = sys.getprofile()
         sys.setprofile(count)

@@ -24,15 +24,18 @@ from tests.support.runs import small
 _OF_USERS = {"learner_config_dict"}
 
 
-@pytest.mark.parametrize("config_class", [get_config_class(name) for name in ALGORITHMS])
-def test_each_setting_is_read_or_fixed(config_class: type[AlgorithmConfig]) -> None:
+@pytest.fixture(scope="module")
+def read() -> set[str]:
+    """All attributes and texts in the sources, but for the file that declares the settings."""
     package = Path(rlzmq.__file__).parent
-    sources = {path: path.read_text() for path in package.rglob("*.py")}
-    sources.pop(package / "config" / "groups.py")  # which declares them
-    text = "\n".join(sources.values())
-    unread = [name for name, _ in config_class().items() if not re.search(rf"(?:\.|[\"']){name}\b", text)]
-    fixed = {name: field for name, field in config_class._fields.items() if field.only}
-    assert set(unread) - fixed.keys() - _OF_USERS == set()
+    sources = (path for path in package.rglob("*.py") if path != package / "config" / "groups.py")
+    return {name for path in sources for name in re.findall(r"(?:\.|[\"'])(\w+)\b", path.read_text())}
+
+
+@pytest.mark.parametrize("config_class", [get_config_class(name) for name in ALGORITHMS])
+def test_each_setting_is_read_or_fixed(config_class: type[AlgorithmConfig], read: set[str]) -> None:
+    fixed = {name for name, field in config_class._fields.items() if field.only}
+    assert config_class._fields.keys() - read - fixed - _OF_USERS == set()
 
 
 @pytest.mark.parametrize("config_class", [get_config_class(name) for name in ALGORITHMS])

@@ -1,4 +1,4 @@
-"""BC and MARWIL from recorded data: serial, on two ranks, after a resume, and on as PPO."""
+"""BC, MARWIL, CQL and IQL from recorded data: what they learn, in more processes, resumed, and on as PPO or SAC."""
 
 from __future__ import annotations
 
@@ -8,20 +8,27 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 import pytest
+import torch
 
 from rlzmq import (
     Algorithm,
     APPOConfig,
     BCConfig,
     ConfigurationError,
-    MARWILConfig,
+    CQLConfig,
     RLModuleSpec,
+    SACConfig,
     SingleAgentEpisode,
+    make_multi_agent,
 )
+from rlzmq.algorithms.registry import get_config_class
+from rlzmq.core.errors import CheckpointError
 from rlzmq.replay import open_shards, write_shard
-from tests.support.runs import small
+from tests.support.runs import ShortEnv, small
 
 CARTPOLE = gym.spaces.Box(-np.inf, np.inf, (4,), np.float32)
+STATES, ACTIONS = gym.spaces.Box(-1.0, 1.0, (2,), np.float32), gym.spaces.Box(-2.0, 2.0, (1,), np.float32)
+ALGORITHMS = ("bc", "marwil", "cql", "iql")
 
 
 def scripted_episodes(num: int, seed: int = 0) -> list[SingleAgentEpisode]:
@@ -49,24 +56,46 @@ def scripted_episodes(num: int, seed: int = 0) -> list[SingleAgentEpisode]:
     return episodes
 
 
+def one_step_episodes(num: int) -> list[SingleAgentEpisode]:
+    """Random actions a, whose reward is 4 - (2a - 1)²."""
+    rng = np.random.default_rng(0)
+    actions = rng.uniform(-1.0, 1.0, (num, 1)).astype(np.float32)
+    return [
+        SingleAgentEpisode(
+            observations=list(rng.uniform(-1.0, 1.0, (2, 2)).astype(np.float32)), actions=[action],
+            rewards=[4.0 - float(2.0 * action[0] - 1.0) ** 2], terminated=True, observation_space=STATES,
+            action_space=ACTIONS, len_lookback_buffer=0,
+        )
+        for action in actions
+    ]  # fmt: skip
+
+
 @pytest.fixture(scope="module")
 def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Four shards of scripted episodes."""
+    """Four shards of scripted episodes, and one of one-step episodes."""
     path = tmp_path_factory.mktemp("data")
     for seed in range(4):
-        write_shard(path, scripted_episodes(5, seed))
+        write_shard(path / "cartpole", scripted_episodes(5, seed))
+    write_shard(path / "one-step", one_step_episodes(256))
     return path
 
 
-def offline(algorithm: str, data: Any, **training: Any) -> Any:
-    config: Any = {"bc": BCConfig, "marwil": MARWILConfig}[algorithm]()
-    return (
-        config.environment("CartPole-v1")
-        .offline_data(input_=str(data), dataset_num_iters_per_learner=3)
-        .training(**{"train_batch_size_per_learner": 256, "lr": 3e-3, **training})
-        .rl_module(model_config={"fcnet_hiddens": [32]})
-        .debugging(seed=7)
-    )
+def offline(algorithm: str, data: Path, **training: Any) -> Any:
+    """Return a config of three minibatches per update, of CartPole for BC and MARWIL, else of the one-step data."""
+    config: Any = get_config_class(algorithm)().debugging(seed=7)
+    if algorithm in ("bc", "marwil"):
+        config.environment("CartPole-v1").offline_data(input_=str(data / "cartpole"))
+        config.training(train_batch_size_per_learner=256, lr=3e-3).rl_module(
+            model_config={"fcnet_hiddens": [32]}
+        )
+    else:
+        config.environment(observation_space=STATES, action_space=ACTIONS)
+        config.offline_data(input_=str(data / "one-step"))
+        config.training(train_batch_size_per_learner=64, actor_lr=1e-2, critic_lr=1e-2)
+        config.rl_module(model_config={"fcnet_hiddens": [32, 32], "fcnet_activation": "relu"})
+    if algorithm == "cql":
+        config.training(bc_iters=4, num_actions=2)
+    return config.offline_data(dataset_num_iters_per_learner=3).training(**training)
 
 
 def weights(algo: Any) -> dict[str, np.ndarray]:
@@ -99,40 +128,61 @@ def test_the_policy_that_recorded_the_data_is_cloned(algorithm: str, data: Path)
     assert ("moving_avg_sqd_adv_norm" in values) == (algorithm == "marwil")
 
 
-@pytest.mark.parametrize("algorithm", ["bc", "marwil"])
-def test_one_learner_process_trains_on_the_same_numbers_as_a_serial_run(algorithm: str, data: Path) -> None:
-    with (
-        offline(algorithm, data).build() as serial,
-        offline(algorithm, data).learners(num_learners=1).build() as other,
-    ):
-        for _ in range(2):
-            serial.train()
-            other.train()
-        np.testing.assert_equal(weights(serial), weights(other))
+LEARNING: dict[str, dict[str, Any]] = {
+    "cql": {"bc_iters": 10, "min_q_weight": 0.1, "num_actions": 4, "initial_alpha": 0.01, "alpha_lr": 1e-4},
+    "iql": {"beta": 3.0, "value_lr": 1e-2, "tau": 0.05},
+}
 
 
-@pytest.mark.parametrize("algorithm", ["bc", "marwil"])
-def test_a_resumed_run_continues_bit_for_bit(algorithm: str, data: Path, tmp_path: Path) -> None:
-    config = offline(algorithm, data, lr=[(0, 1e-2), (5000, 1e-4)])
-    if algorithm == "marwil":
-        config.training(moving_average_sqd_adv_norm_update_rate=0.1)
+@pytest.mark.parametrize("algorithm", ["cql", "iql"])
+def test_the_better_of_the_recorded_actions_are_learned(algorithm: str, data: Path) -> None:
+    config = offline(algorithm, data, **LEARNING[algorithm]).offline_data(dataset_num_iters_per_learner=200)
     with config.build() as algo:
-        algo.train()
-        algo.save_to_path(tmp_path / "checkpoint")
-        for _ in range(2):
-            result = algo.train()
-        with config.build() as other:
-            other.restore_from_path(tmp_path / "checkpoint")
-            for _ in range(2):
-                resumed = other.train()
-            np.testing.assert_equal(weights(algo), weights(other))
-    learned, again = (one["learners"]["default_policy"] for one in (result, resumed))
-    assert learned["policy_loss"] == again["policy_loss"]
-    # Schedules follow the trained steps.
-    trained = result["num_env_steps_trained_lifetime"]
-    before = trained - result["learners"]["__all_modules__"]["num_env_steps_trained"]
-    expected = 1e-2 + (1e-4 - 1e-2) * np.array([before, trained]) / 5000
-    assert expected[1] - 1e-9 <= learned["default_optimizer_learning_rate"] <= expected[0] + 1e-9
+        result = algo.train()
+        states = torch.rand(64, 2, generator=torch.Generator().manual_seed(0)) * 2 - 1
+        module: Any = algo.get_module()
+        with torch.no_grad():
+            logits = module.forward_inference({"obs": states})["action_dist_inputs"]
+        means = logits[:, 0].tanh()
+    assert 0.3 < float(means.mean()) < 0.7  # that of the data is 0
+    values = result["learners"]["default_policy"]
+    assert values["num_target_updates"] == 200
+    assert ("cql_loss" in values) == (algorithm == "cql")
+    assert all(np.isfinite(value) for value in values.values())
+
+
+SCHEDULE = {"lr": [(0, 1e-2), (5000, 1e-4)]}
+OF: dict[str, dict[str, Any]] = {
+    "bc": SCHEDULE,
+    "marwil": {**SCHEDULE, "moving_average_sqd_adv_norm_update_rate": 0.1},
+    "cql": {},
+    "iql": {"beta": 3.0},
+}
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_one_learner_process_and_a_resumed_run_train_on_the_same_numbers_as_a_serial_run(
+    algorithm: str, data: Path, tmp_path: Path
+) -> None:
+    config = offline(algorithm, data, **OF[algorithm])
+    with config.build() as serial, config.copy().learners(num_learners=1).build() as other:
+        serial.train()
+        serial.save_to_path(tmp_path / "checkpoint")
+        result = serial.train()
+        other.train()
+        other.train()
+        with config.build() as resumed:
+            resumed.restore_from_path(tmp_path / "checkpoint")
+            again = resumed.train()
+            np.testing.assert_equal(weights(other), weights(serial))
+            np.testing.assert_equal(weights(resumed), weights(serial))
+    learned = result["learners"]["default_policy"]
+    assert learned["policy_loss"] == again["learners"]["default_policy"]["policy_loss"]
+    if "lr" in OF[algorithm]:  # schedules follow the trained steps
+        trained = result["num_env_steps_trained_lifetime"]
+        before = trained - result["learners"]["__all_modules__"]["num_env_steps_trained"]
+        expected = 1e-2 + (1e-4 - 1e-2) * np.array([before, trained]) / 5000
+        assert expected[1] - 1e-9 <= learned["default_optimizer_learning_rate"] <= expected[0] + 1e-9
 
 
 def test_two_ranks_share_the_data_and_evaluate(data: Path) -> None:
@@ -147,7 +197,7 @@ def test_two_ranks_share_the_data_and_evaluate(data: Path) -> None:
 
 
 def test_without_a_number_of_batches_an_update_is_an_epoch(data: Path) -> None:
-    num_steps = sum(shard.num_env_steps for shard in open_shards(data).shards)
+    num_steps = sum(shard.num_env_steps for shard in open_shards(data / "cartpole").shards)
     config = offline("bc", data).offline_data(dataset_num_iters_per_learner=None)
     with config.build() as algo:
         overall = algo.train()["learners"]["__all_modules__"]
@@ -257,7 +307,7 @@ def test_every_way_to_load_cloned_weights_into_appo_sets_its_target_networks(
 def test_a_batch_larger_than_the_data_is_warned_about_once(
     num_missing: int, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    write_shard(tmp_path, scripted_episodes(1))
+    write_shard(tmp_path / "cartpole", scripted_episodes(1))
     steps = open_shards(tmp_path).shards[0].num_env_steps
     with offline("bc", tmp_path, train_batch_size_per_learner=steps + num_missing).build() as algo:
         for _ in range(2):
@@ -267,6 +317,129 @@ def test_a_batch_larger_than_the_data_is_warned_about_once(
     assert len(logged) == num_missing
     if logged:
         assert f"train_batch_size_per_learner={steps + 1} is more than the {steps} env steps" in logged[0]
+
+
+# -- as SAC -----------------------------------------------------------------------------------------
+
+
+class OneStepEnv(ShortEnv):
+    """The environment of `one_step_episodes`."""
+
+    observation_space, action_space, length = STATES, ACTIONS, 1
+
+    def observation(self) -> Any:
+        if not self.t:
+            self._state = self.np_random.uniform(-1.0, 1.0, 2).astype(np.float32)
+        return self._state
+
+    def reward(self, action: Any) -> float:
+        return 4.0 - float(action[0] - 1.0) ** 2  # actions arrive in (-2, 2)
+
+
+def sac() -> Any:
+    return (
+        SACConfig()
+        .environment(lambda _: OneStepEnv())
+        .env_runners(num_env_runners=0)
+        .reporting(min_time_s_per_iteration=0, min_sample_timesteps_per_iteration=64)
+        .training(train_batch_size_per_learner=16, num_steps_sampled_before_learning_starts=32)
+        .training(actor_lr=1e-3, critic_lr=1e-3)
+        .rl_module(model_config={"fcnet_hiddens": [32, 32], "fcnet_activation": "relu"})
+    )
+
+
+def learner_state(algo: Any) -> dict[str, Any]:
+    return algo.learner_group.get_state()  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "component"),
+    [("cql", None), ("iql", "learner_group/learner"), ("iql", "learner_group/learner/rl_module")],
+)
+def test_an_offline_checkpoint_goes_on_as_sac(
+    algorithm: str, component: str | None, data: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with offline(algorithm, data).build() as algo:
+        algo.train()
+        algo.save_to_path(tmp_path / "checkpoint")
+        before = learner_state(algo)
+    saved, moments = (before[part]["default_policy"] for part in ("rl_module", "optimizer"))
+    with sac().build() as online:
+        alpha = learner_state(online)["rl_module"]["default_policy"]["log_alpha"]
+        caplog.clear()
+        online.restore_from_path(tmp_path / "checkpoint", component)
+        after = learner_state(online)
+        for name, value in after["rl_module"]["default_policy"].items():
+            assert np.array_equal(value, saved.get(name, alpha)), name
+        if component != "learner_group/learner/rl_module":
+            for part in ("qf", "policy"):
+                state = after["optimizer"]["default_policy"][part]["state"]
+                assert set(state) == set(moments[part]["state"])
+                for name, entries in state.items():
+                    assert np.array_equal(entries["exp_avg_sq"], moments[part]["state"][name]["exp_avg_sq"])
+        assert after["counters"]["source_progress"] == {"num_sampled": 0, "num_trained": 0}
+        lines = [record.getMessage() for record in caplog.records if "recorded data" in record.getMessage()]
+        assert len(lines) == 1
+        assert ("left out: vf; with initial weights: log_alpha" in lines[0]) == (algorithm == "iql")
+        result = online.train()
+        assert result["num_env_steps_sampled_lifetime"] == result["accounting"]["sampled"] == 64
+        assert result["num_env_steps_trained_lifetime"] > 0
+
+
+@pytest.mark.parametrize(
+    ("config_class", "hidden", "text"),
+    [
+        (BCConfig, 32, r"acts with pi_encoder, which the checkpoint lacks; it has .*pi"),
+        (
+            CQLConfig,
+            3,
+            r"other networks than the checkpoint: \S+weight has the shape .* same model_config",
+        ),
+    ],
+)
+def test_a_checkpoint_of_other_networks_is_an_error_that_names_them_and_changes_nothing(
+    config_class: Any, hidden: int, text: str, data: Path, tmp_path: Path
+) -> None:
+    config = config_class().environment(observation_space=STATES, action_space=ACTIONS)
+    config.offline_data(input_=str(data / "one-step")).rl_module(model_config={"fcnet_hiddens": [32, 32]})
+    with config.build() as algo:
+        algo.save_to_path(tmp_path / "checkpoint")
+    with sac().rl_module(model_config={"fcnet_hiddens": [hidden, 32]}).build() as online:
+        before = learner_state(online)["rl_module"]["default_policy"]
+        with pytest.raises(CheckpointError, match=text):
+            online.restore_from_path(tmp_path / "checkpoint")
+        np.testing.assert_equal(learner_state(online)["rl_module"]["default_policy"], before)
+
+
+def test_a_checkpoint_of_a_module_that_the_run_lacks_is_an_error_that_says_how_to_load_it(
+    data: Path, tmp_path: Path
+) -> None:
+    place = tmp_path / "checkpoint"
+    with offline("cql", data).build() as algo:
+        algo.train()
+        algo.save_to_path(place)
+        cloned = learner_state(algo)["rl_module"]["default_policy"]
+    config = sac().environment(make_multi_agent(lambda _: OneStepEnv()))
+    config.multi_agent(policies={"p0"}, policy_mapping_fn=lambda agent_id, episode: "p0")
+    with config.build() as online:
+        with pytest.raises(CheckpointError, match=r"expected modules \['p0'\]"):
+            online.restore_from_path(place)
+        online.learner_group.load_module_state(
+            rl_module_ckpt_dirs={"p0": f"{place}/learner_group/learner/rl_module/default_policy"}
+        )
+        after = learner_state(online)["rl_module"]["p0"]
+        assert all(np.array_equal(value, cloned[name]) for name, value in after.items())
+
+
+def test_the_counts_of_another_algorithm_are_an_error_that_says_what_to_load(data: Path) -> None:
+    with offline("cql", data).build() as algo, sac().build() as online:
+        with pytest.raises(ValueError, match="counts num_sampled, num_trained"):
+            online.set_state(algo.get_state("learner_group/learner"))
+        online.set_state(algo.get_state("learner_group/learner/rl_module"))
+        state = learner_state(online)
+        del state["extra"]["num_target_updates"]
+        with pytest.raises(ValueError, match="lacks 'num_target_updates' in 'extra'"):
+            online.learner_group.set_state(state)
 
 
 # -- errors -----------------------------------------------------------------------------------------
@@ -307,9 +480,9 @@ def test_each_learner_needs_an_episode(data: Path) -> None:
 def test_torn_shards_are_counted_and_never_trained(
     data: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    for path in open_shards(data).paths:
-        (tmp_path / path.name).write_bytes(path.read_bytes())
-    torn = tmp_path / path.name
+    (tmp_path / "cartpole").mkdir()
+    for path in open_shards(data / "cartpole").paths:
+        (torn := tmp_path / "cartpole" / path.name).write_bytes(path.read_bytes())
     torn.write_bytes(torn.read_bytes()[:-100])
     with offline("bc", tmp_path).build() as algo:
         overall = algo.train()["learners"]["__all_modules__"]
@@ -324,7 +497,7 @@ def test_box_actions_must_be_stored_as_the_module_gives_them(tmp_path: Path) -> 
         observations=[np.zeros(3, np.float32)] * 5, actions=[np.zeros(1, np.float32)] * 4, rewards=[0.0] * 4,
         terminated=True, observation_space=spaces[0], action_space=spaces[1], len_lookback_buffer=0,
     )  # fmt: skip
-    write_shard(tmp_path, [episode], normalize_actions=False)
+    write_shard(tmp_path / "cartpole", [episode], normalize_actions=False)
     config = offline("bc", tmp_path, train_batch_size_per_learner=4)
     config.environment(None, observation_space=spaces[0], action_space=spaces[1])
     with pytest.raises(ConfigurationError, match=r"Set .environment\(normalize_actions=False\)"):

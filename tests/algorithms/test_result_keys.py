@@ -25,7 +25,7 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> str:
     """Two batches of Pendulum, played by an untrained policy."""
     path = tmp_path_factory.mktemp("recorded")
     config = PPOConfig().environment("Pendulum-v1").env_runners(num_env_runners=0, num_envs_per_env_runner=4)
-    config.training(train_batch_size_per_learner=1600, num_epochs=1).offline_data(output=str(path))
+    config.training(train_batch_size_per_learner=400, num_epochs=1).offline_data(output=str(path))
     with config.debugging(seed=1).build() as algo:
         for _ in range(2):
             algo.train()
@@ -43,7 +43,8 @@ def paths(tree: Any, prefix: str = "") -> Iterator[str]:
 
 @pytest.mark.parametrize("algorithm", sorted(ALGORITHMS))
 def test_result_has_the_kept_keys(algorithm: str, recorded: str) -> None:
-    config = get_config_class(algorithm)().environment("Pendulum-v1").debugging(seed=1)
+    config = get_config_class(algorithm)().debugging(seed=1)
+    config.environment("Pendulum-v1", env_config={"max_episode_steps": 50})
     if algorithm == "dqn":
         config.environment("CartPole-v1")
     config.rl_module(model_config={"fcnet_hiddens": [8]})
@@ -53,10 +54,8 @@ def test_result_has_the_kept_keys(algorithm: str, recorded: str) -> None:
         config.training(train_batch_size_per_learner=128)
         if hasattr(config, "num_steps_sampled_before_learning_starts"):
             config.training(num_steps_sampled_before_learning_starts=64)
-            config.reporting(min_sample_timesteps_per_iteration=1000)
             config.training(training_intensity=0.5)
-        else:
-            config.reporting(min_sample_timesteps_per_iteration=1000)
+        config.reporting(min_sample_timesteps_per_iteration=300)
         if hasattr(config, "num_epochs"):
             config.training(num_epochs=1)
     else:

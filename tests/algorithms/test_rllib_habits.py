@@ -16,6 +16,7 @@ from rlzmq import (
     AlgorithmConfig,
     DefaultPPOTorchRLModule,
     EnvToModulePipeline,
+    FrameStacking,
     Learner,
     LearnerConnectorPipeline,
     MeanStdFilter,
@@ -99,9 +100,26 @@ def test_the_module_spec_is_the_default_one_until_it_is_set() -> None:
     assert PPOConfig().rl_module(rl_module_spec=spec).rl_module_spec is spec
 
 
-def test_a_config_tells_that_the_stack_is_the_new_one() -> None:
-    config = PPOConfig().api_stack(True, True)
+def test_a_config_answers_what_rllibs_concept_pages_ask_it() -> None:
+    env = gym.make("CartPole-v1")
+    config = PPOConfig().api_stack(True, True).environment("CartPole-v1").learners(num_gpus_per_learner=0)
     assert (config.enable_rl_module_and_learner, config.enable_env_runner_and_connector_v2) == (True, True)
+    assert (config.framework_str, config.is_online, config.is_offline) == ("torch", True, False)
+    config.env_runners(num_env_runners=0, env_to_module_connector=lambda env: FrameStacking(num_frames=4))
+    config.training(
+        learner_connector=lambda obs, act: FrameStacking(num_frames=4, as_learner_connector=True),
+        train_batch_size_per_learner=64,
+        minibatch_size=64,
+    )
+    spaces = {"__env_single__": (env.observation_space, env.action_space)}
+    pipelines = [
+        config.build_env_to_module_connector(env=env, spaces=None),
+        config.build_env_to_module_connector(env=None, spaces=spaces),
+    ]
+    assert pipelines[0].observation_space == pipelines[1].observation_space
+    assert config.get_rl_module_spec(env=env).build().action_space == env.action_space
+    with config.build_algo() as algo:
+        assert algo.train()["learners"]["default_policy"]["total_loss"]
 
 
 def test_training_takes_what_learners_takes() -> None:

@@ -11,13 +11,7 @@ import pytest
 import torch
 
 from rlzmq import Columns, ConfigurationError, CQLConfig, SACConfig, TQCConfig
-from rlzmq.algorithms.sac.sac_learner import (
-    actor_loss,
-    critic_loss,
-    critic_stats,
-    critic_targets,
-    temperature_loss,
-)
+from rlzmq.algorithms.sac.sac_learner import critic_loss, critic_stats
 from tests.support.runs import ShortEnv
 
 STATES = gym.spaces.Box(-1.0, 1.0, (2,), np.float32)
@@ -54,17 +48,6 @@ def batch_of(actions: Any) -> dict[str, torch.Tensor]:
     }
 
 
-def test_critic_targets_have_the_entropy_and_end_with_the_episode() -> None:
-    targets = critic_targets(
-        next_q_B=torch.tensor([4.0, 4.0]),
-        next_logp_B=torch.tensor([-1.5, -1.5]),
-        rewards_B=torch.tensor([1.0, 1.0]),
-        discounts_B=torch.tensor([0.25, 0.0]),
-        alpha=torch.tensor(2.0),
-    )
-    assert targets.tolist() == [1.0 + 0.25 * (4.0 + 2.0 * 1.5), 1.0]
-
-
 def test_each_critics_rows_are_weighted_and_squared_errors_count_in_full() -> None:
     losses, td_errors = critic_loss(
         q_BC=torch.tensor([[1.0, 3.0], [0.0, 0.5]]),
@@ -91,18 +74,6 @@ def test_each_critics_rows_are_weighted_and_squared_errors_count_in_full() -> No
     assert td_errors.tolist() == [1.5, 2.5]
 
 
-def test_actor_and_temperature() -> None:
-    logp = torch.tensor([-1.0, -4.0])
-    loss = actor_loss(q_B=torch.tensor([2.0, 6.0]), logp_B=logp, alpha=torch.tensor(0.5))
-    assert float(loss) == pytest.approx((0.5 * -1.0 - 2.0 + 0.5 * -4.0 - 6.0) / 2)
-    log_alpha = torch.tensor(0.3, requires_grad=True)
-    temperature = temperature_loss(log_alpha=log_alpha, logp_B=logp, target_entropy=-1.0)
-    temperature.backward()  # type: ignore[no-untyped-call]
-    assert float(temperature.detach()) == pytest.approx(-0.3 * (-2.0 - 5.0) / 2)
-    # The entropy, 2.5, is above its target: a step down the gradient lowers α.
-    assert float(log_alpha.grad) == pytest.approx(3.5)  # type: ignore[arg-type]
-
-
 def test_log_probabilities_of_squashed_actions() -> None:
     module: Any = config().build_learner().module["default_policy"]
     loc, log_std = [0.5, -1.0], [0.0, math.log(0.5)]
@@ -119,13 +90,15 @@ def test_log_probabilities_of_squashed_actions() -> None:
     assert dist.to_deterministic().sample()[0].tolist() == pytest.approx([math.tanh(x) for x in loc])
 
 
-def test_the_learner_uses_the_lower_target_critic_and_its_own_temperature() -> None:
+@pytest.mark.parametrize("is_over", [False, True])
+def test_the_learner_uses_the_lower_target_critic_and_its_own_temperature(is_over: bool) -> None:
     learner: Any = config(initial_alpha=2.0, train_batch_size=1).build_learner()
     module = learner.module["default_policy"]
     for critic, online, target in zip(range(2), (1.0, 4.0), (7.0, 5.0), strict=True):
         set_layer(module.qfs[critic].head, 0.0, online)
         set_layer(module.target_qfs[critic].head, 0.0, target)
     batch = batch_of([[0.5, -0.5]])
+    batch[Columns.TERMINATEDS][:] = is_over
     with torch.random.fork_rng():
         torch.manual_seed(5)
         outputs = module.forward_train(batch)
@@ -137,10 +110,13 @@ def test_the_learner_uses_the_lower_target_critic_and_its_own_temperature() -> N
         next_logp = float(
             module.forward_target({Columns.OBS: batch[Columns.NEXT_OBS]})["logp_next_resampled"]
         )
-    target = 3.0 + 0.25 * (5.0 - 2.0 * next_logp)
+    target = 3.0 + (0.0 if is_over else 0.25 * (5.0 - 2.0 * next_logp))
     critics = sum(0.5 * (target - q) ** 2 for q in (1, 4))
     actor, temperature = 2.0 * logp - 1.0, -math.log(2.0) * (logp - 2.0)
     assert float(loss.detach()) == pytest.approx(critics + actor + temperature, rel=1e-5)
+    # An entropy above its target, the negative number of actions: a step down the gradient lowers α.
+    loss.backward()
+    assert float(module.log_alpha.grad) == pytest.approx(-(logp - 2.0), rel=1e-5)
 
 
 def bandits_answer(made: Any, seed: int, kind: str) -> float:

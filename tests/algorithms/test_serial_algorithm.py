@@ -15,6 +15,7 @@ from rlzmq import (
     Algorithm,
     CheckpointError,
     ClosedError,
+    RLlibCallback,
     register_env,
 )
 from rlzmq.algorithms.checkpoints import read_algorithm, write_algorithm
@@ -186,14 +187,19 @@ def test_callbacks_fire_with_the_algorithm() -> None:
         seen.append(type(algorithm).__name__)
         result["extra"] = 1
 
+    class First(RLlibCallback):
+        def on_train_result(self, **kwargs: Any) -> None:
+            seen.append("class")
+
     config = small().callbacks(
+        callbacks_class=[First],
         on_algorithm_init=lambda **kw: seen.append("init"),
         on_train_result=[on_result, lambda **kw: seen.append("second")],
         on_episode_end=lambda *, metrics_logger, **kw: metrics_logger.log_value("ends", 1, reduce="sum"),
     )
     with config.build() as algo:
         result = algo.train()
-    assert seen == ["init", "PPO", "second"]
+    assert seen == ["init", "class", "PPO", "second"]
     assert result["extra"] == 1
     assert result["env_runners"]["ends"] == result["env_runners"]["num_episodes"]
 

@@ -65,83 +65,70 @@ def of_one(agent_id: Any) -> str:
 
 
 MADE: dict[str, tuple[Any, str, str]] = {
-    "mapping": (
-        lambda: small(policy_mapping_fn=of_one).build(),
-        "config.policy_mapping_fn: expected a function of (agent_id, episode, **kwargs), got of_one(",
-        "too many positional arguments",
-    ),
+    "mapping": (lambda: small(policy_mapping_fn=of_one).build(), "config.policy_mapping_fn", "of_one("),
     "policies_to_train": (
         lambda: small(
             policy_mapping_fn=lambda agent_id, *_, **__: "p0", policies_to_train=lambda module_id: True
         ).build(),
-        "config.policies_to_train: expected a function of (module_id, batch, **kwargs), got ",
-        "too many positional arguments",
+        "config.policies_to_train",
+        "(module_id)",
     ),
     "evaluation": (
         lambda: small().evaluation(custom_evaluation_function=lambda algorithm: {}).build(),
-        "config.custom_evaluation_function: expected a function of (algorithm, eval_env_runner_group, **kwargs), got ",
-        "too many positional arguments",
+        "config.custom_evaluation_function",
+        "(algorithm)",
     ),
     "callback class": (
         lambda: small().callbacks(OldStack),
-        "callbacks(OldStack): expected a function of (*, episode, prev_episode_chunks, env_runner, metrics_logger, "
-        "env, env_index, rl_module, **kwargs), got OldStack.on_episode_end(",
-        "missing a required argument: 'worker'",
+        "callbacks(OldStack)",
+        "OldStack.on_episode_end(",
     ),
     "callback function": (
         lambda: small().callbacks(on_train_result=lambda result: None),
-        "callbacks(on_train_result=…): expected a function of (*, algorithm, metrics_logger, result, **kwargs), got ",
-        "got an unexpected keyword argument 'algorithm'",
+        "callbacks(on_train_result=…)",
+        "(result)",
     ),
-    "connector": (
-        NoKeywords,
-        "NoKeywords.__call__: expected a function of (*, rl_module, batch, episodes, explore, shared_data, metrics, "
-        "**kwargs), got NoKeywords.__call__(",
-        "got an unexpected keyword argument 'rl_module'",
-    ),
+    "connector": (NoKeywords, "NoKeywords.__call__", "NoKeywords.__call__("),
     "preprocessor": (
         lambda: small().env_runners(env_to_module_connector=lambda env, spaces, device: NoEpisode()).build(),
-        "NoEpisode.preprocess: expected a function of (observation, episode, **kwargs), got NoEpisode.preprocess(",
-        "too many positional arguments",
+        "NoEpisode.preprocess",
+        "NoEpisode.preprocess(",
     ),
     "loss": (
         lambda: small().training(learner_class=NoFwdOut).build(),
-        "NoFwdOut.compute_loss_for_module: expected a function of (*, module_id, config, batch, fwd_out, **kwargs), ",
-        "got an unexpected keyword argument 'fwd_out'",
+        "NoFwdOut.compute_loss_for_module",
+        "NoFwdOut.compute_loss_for_module(",
     ),
     "module": (
         lambda: small().rl_module(rl_module_spec=RLModuleSpec(module_class=NoBatch)).build(),
-        "NoBatch._forward: expected a function of (batch, **kwargs), got NoBatch._forward(",
-        "too many positional arguments",
+        "NoBatch._forward",
+        "NoBatch._forward(",
     ),
     "stop": (
         lambda: tune.Tuner(
             "PPO", param_space=small(), run_config=tune.RunConfig(stop=lambda result: True)
         ).fit(),
-        "RunConfig(stop=…): expected a function of (trial_id, result, **kwargs), got ",
-        "too many positional arguments",
+        "RunConfig(stop=…)",
+        "(result)",
     ),
-    "trainable": (
-        lambda: tune.Tuner(lambda: None),
-        "Tuner(trainable): expected a function of (config, **kwargs), got ",
-        "too many positional arguments",
-    ),
+    "trainable": (lambda: tune.Tuner(lambda: None), "Tuner(trainable)", "()"),
     "new rule of what is trained": (
         lambda: NewRules(to_train=of_one),
-        "new_should_module_be_updated: expected a function of (module_id, batch, **kwargs), got of_one(",
-        "too many positional arguments",
+        "new_should_module_be_updated",
+        "of_one(",
     ),
 }
 
 
 @pytest.mark.parametrize("case", MADE)
 def test_a_wrong_signature_is_named_with_the_right_one_and_its_place(case: str) -> None:
-    make, begin, end = MADE[case]
+    make, setting, got = MADE[case]
     with pytest.raises(ConfigurationError) as caught:
         make()
     text = str(caught.value)
-    assert begin in text
-    assert re.search(rf"\({re.escape(__file__)}:\d+\): {re.escape(end)}\.$", text), text
+    assert re.match(rf"{re.escape(setting)}: expected a function of \(.*\*\*kwargs\), got ", text), text
+    assert got in text
+    assert re.search(rf"\({re.escape(__file__)}:\d+\): .*(argument|keyword).*\.$", text), text
 
 
 @pytest.mark.parametrize(("returned", "num_processes"), [("p2", 0), (None, 0), (["p0"], 0), (None, 1)])

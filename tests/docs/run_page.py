@@ -20,12 +20,13 @@ from collections import Counter
 from pathlib import Path
 
 _MAX_BATCH = 256
+_MAX_STEPS = {"min_sample_timesteps_per_iteration": 300, "num_steps_sampled_before_learning_starts": 200}
 _MAX_RESULTS = 2
 _MAX_PICTURES = 9
 
 
 def _make_small() -> None:
-    """Batches of at most 256 steps and two epochs, two results of an endless run, nine pictures of a video."""
+    """Limit batches and iterations, epochs to two, results of an endless run to two, pictures of a video to nine."""
     from rlzmq import AlgorithmConfig, AsyncAlgorithm
     from rlzmq.algorithms.checkpoint_evaluation import _VideoRecorder
 
@@ -45,6 +46,9 @@ def _make_small() -> None:
         config.training(train_batch_size_per_learner=size, num_epochs=min(config.num_epochs, 2))
         if config.minibatch_size is not None:
             config.training(minibatch_size=min(config.minibatch_size, size))
+        for name, most in _MAX_STEPS.items():
+            if config.get(name):
+                config.update_from_dict({name: min(config[name], most)})
         return for_build(config, env, False)
 
     async def few_results(self):

@@ -14,7 +14,6 @@ import rlzmq
 from rlzmq.algorithms import ALGORITHMS
 from rlzmq.cli.main import COMMANDS, main
 from rlzmq.envs import wrappers as environments
-from scripts.code_figures import facts, modules
 from tests.docs.pages import BUILT, name_of
 from tests.docs.pages import PAGES as WRITTEN
 
@@ -29,15 +28,12 @@ def texts() -> dict[str, str]:
 
 
 def test_every_extra_is_of_use() -> None:
-    imported = {each.module.split(".")[0] for path in modules().values() for each in facts(path).imports}
-    imported |= {
-        name.split(".")[0]
-        for path in modules().values()
-        for name in re.findall(
-            r"""(?:import_optional|importlib\.import_module)\(\s*["']([\w.]+)["']""",
-            path.read_text(encoding="utf-8"),
-        )
-    }
+    imports = re.compile(
+        r"""^ *(?:import|from) (\w+)|(?:import_optional|importlib\.import_module)\(\s*["'](\w+)""",
+        re.MULTILINE,
+    )
+    sources = (path.read_text(encoding="utf-8") for path in (ROOT / "rlzmq").rglob("*.py"))
+    imported = {name for text in sources for names in imports.findall(text) for name in names}
     # fsspec imports the drivers of its filesystems by itself.
     drivers = {known_implementations[scheme]["class"].split(".")[0] for scheme in ("s3", "gs")}
     for extra, needs in EXTRAS.items():
@@ -102,6 +98,8 @@ def test_commands_and_flags_that_are_named_exist(capsys: pytest.CaptureFixture[s
             if command not in COMMANDS:
                 wrong.append(f"{page}: {line}")
                 continue
+            if not (used := set(re.findall(r"(?<!\S)(--[a-z][\w-]*)", line)) - {"--help"}):
+                continue
             asked = [command, "--help"]
             if command in ("train", "tune"):
                 named = [*line.split(), ""][2]
@@ -110,7 +108,6 @@ def test_commands_and_flags_that_are_named_exist(capsys: pytest.CaptureFixture[s
             if key not in flags:
                 assert main(asked) == 0
                 flags[key] = set(re.findall(r"--[\w-]+", capsys.readouterr().out))
-            used = set(re.findall(r"(?<!\S)(--[a-z][\w-]*)", line)) - {"--help"}
             wrong += [f"{page}: rlzmq {key} has no {flag}" for flag in used - flags[key]]
     assert wrong == []
 

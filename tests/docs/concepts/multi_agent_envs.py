@@ -1,5 +1,4 @@
-"""Multi-agent envs: simultaneous and turn-based games, spaces by method, module maps, heuristic modules beside learning
-ones, hierarchies."""
+"""Multi-agent envs: a game, a mapping that draws, and heuristic modules beside a learning one."""
 
 import random
 
@@ -50,42 +49,6 @@ class RockPaperScissors(MultiAgentEnv):
         )
 
 
-class TurnBased(MultiAgentEnv):
-    """Two robots that move in turn; a supervisor sees every fourth move. Spaces are told by the methods alone."""
-
-    def __init__(self, config=None):
-        super().__init__()
-        self.possible_agents = ["robot_0", "robot_1", "decision_maker"]
-        self.agents = []
-
-    def get_observation_space(self, agent_id):
-        if agent_id.startswith("robot_"):
-            return gym.spaces.Box(0.0, 1.0, (4,), np.float32)
-        if agent_id.startswith("decision_maker"):
-            return gym.spaces.Discrete(2)
-        raise ValueError(f"bad agent id: {agent_id}!")
-
-    def get_action_space(self, agent_id):
-        return gym.spaces.Discrete(3 if agent_id.startswith("robot_") else 2)
-
-    def reset(self, *, seed=None, options=None):
-        self.t = 0
-        self.agents = ["robot_0", "robot_1", "decision_maker"]
-        return self._observe(), {}
-
-    def step(self, action_dict):
-        self.t += 1
-        rewards = {agent_id: float(action == 0) for agent_id, action in action_dict.items()}
-        return self._observe(), rewards, {"__all__": self.t >= 12}, {"__all__": False}, {}
-
-    def _observe(self):
-        robot = f"robot_{self.t % 2}"
-        observations = {robot: self.get_observation_space(robot).sample()}
-        if self.t % 4 == 3:
-            observations["decision_maker"] = self.t % 2
-        return observations
-
-
 class AlwaysSameHeuristicRLM(RLModule):
     @override(RLModule)
     def setup(self):
@@ -126,60 +89,37 @@ def policy_mapping_fn(agent_id, episode, **kwargs):
     return random.choice(["always_same", "random"])
 
 
-for num_env_runners, num_learners in ((0, 0), (1, 1)):
-    config = (
-        PPOConfig()
-        .environment(RockPaperScissors)
-        .env_runners(num_env_runners=num_env_runners, num_envs_per_env_runner=2)
-        .learners(num_learners=num_learners)
-        .multi_agent(
-            policies={"always_same", "random", "learned"},
-            policy_mapping_fn=policy_mapping_fn,
-            policies_to_train=["learned"],
-        )
-        .rl_module(
-            rl_module_spec=MultiRLModuleSpec(
-                rl_module_specs={
-                    "always_same": RLModuleSpec(module_class=AlwaysSameHeuristicRLM),
-                    "random": RLModuleSpec(module_class=RandomRLModule),
-                    "learned": RLModuleSpec(),
-                }
-            )
-        )
-        .evaluation(evaluation_interval=1, evaluation_duration=2)
-    )
-    algo = config.build_algo()
-    result = algo.train()
-    assert result["learners"]["learned"]["num_module_steps_trained"] >= 250
-    assert "random" not in result["learners"]
-    assert result["evaluation"]["env_runners"]["num_episodes"] == 2
-    path = algo.save_to_path()
-    algo.stop()
-    algo = config.build_algo()
-    algo.restore_from_path(path)
-    algo.sync_weights()
-    assert algo.train()["training_iteration"] == 2
-    assert isinstance(algo.get_module("always_same"), AlwaysSameHeuristicRLM)
-    algo.stop()
-
-
-def hierarchical_mapping_fn(agent_id, episode, **kwargs):
-    return "decision_maker" if agent_id == "decision_maker" else random.choice(["car1", "car2"])
-
-
 config = (
     PPOConfig()
-    .environment(TurnBased)
-    .env_runners(num_env_runners=0)
+    .environment(RockPaperScissors)
+    .env_runners(num_env_runners=1, num_envs_per_env_runner=2)
+    .learners(num_learners=1)
     .multi_agent(
-        policies={"car1", "car2", "decision_maker"},
-        policy_mapping_fn=hierarchical_mapping_fn,
-        policies_to_train=["car1", "decision_maker"],
-        algorithm_config_overrides_per_module={"car1": PPOConfig.overrides(gamma=0.85)},
+        policies={"always_same", "random", "learned"},
+        policy_mapping_fn=policy_mapping_fn,
+        policies_to_train=["learned"],
     )
+    .rl_module(
+        rl_module_spec=MultiRLModuleSpec(
+            rl_module_specs={
+                "always_same": RLModuleSpec(module_class=AlwaysSameHeuristicRLM),
+                "random": RLModuleSpec(module_class=RandomRLModule),
+                "learned": RLModuleSpec(),
+            }
+        )
+    )
+    .evaluation(evaluation_interval=1, evaluation_duration=2)
 )
-algo = config.build()
-learned = algo.train()["learners"]
-assert {"car1", "decision_maker"} <= learned.keys()
-assert "car2" not in learned
+algo = config.build_algo()
+result = algo.train()
+assert result["learners"]["learned"]["num_module_steps_trained"] >= 250
+assert "random" not in result["learners"]
+assert result["evaluation"]["env_runners"]["num_episodes"] == 2
+path = algo.save_to_path()
+algo.stop()
+algo = config.build_algo()
+algo.restore_from_path(path)
+algo.sync_weights()
+assert algo.train()["training_iteration"] == 2
+assert isinstance(algo.get_module("always_same"), AlwaysSameHeuristicRLM)
 algo.stop()

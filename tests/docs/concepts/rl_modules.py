@@ -1,19 +1,13 @@
-"""RL modules: default networks and their settings, specs, modules of one's own, checkpoints of modules."""
-
-import tempfile
+"""RL modules: one of one's own with three forward methods, and a MultiRLModule with a shared encoder."""
 
 import gymnasium as gym
 import torch
 
 from rlzmq import (
-    AlgorithmConfig,
     Columns,
-    DefaultModelConfig,
-    DefaultPPOTorchRLModule,
     MultiRLModule,
     MultiRLModuleSpec,
     PPOConfig,
-    RLModule,
     RLModuleSpec,
     TorchCategorical,
     TorchRLModule,
@@ -21,23 +15,7 @@ from rlzmq import (
 )
 from rlzmq.envs.examples import MultiAgentCartPole
 
-AlgorithmConfig().api_stack(enable_rl_module_and_learner=True, enable_env_runner_and_connector_v2=True)
-
 env = gym.make("CartPole-v1")
-rl_module = DefaultPPOTorchRLModule(
-    observation_space=env.observation_space,
-    action_space=env.action_space,
-    model_config={"fcnet_hiddens": [64]},
-)
-spec = RLModuleSpec(
-    module_class=DefaultPPOTorchRLModule,
-    observation_space=env.observation_space,
-    action_space=env.action_space,
-    model_config={"fcnet_hiddens": [64]},
-)
-rl_module = spec.build()
-spec = MultiRLModuleSpec(rl_module_specs={"module_1": spec, "module_2": spec})
-assert set(spec.build().keys()) == {"module_1", "module_2"}
 
 
 class MyTorchPolicy(TorchRLModule, ValueFunctionAPI):
@@ -68,18 +46,6 @@ class MyTorchPolicy(TorchRLModule, ValueFunctionAPI):
     def compute_values(self, batch, embeddings=None):
         return self._values(batch[Columns.OBS]).squeeze(-1)
 
-
-config = (
-    PPOConfig()
-    .environment("CartPole-v1")
-    .env_runners(num_env_runners=0)
-    .rl_module(rl_module_spec=RLModuleSpec(module_class=MyTorchPolicy, model_config={"fcnet_hiddens": [16]}))
-    .evaluation(evaluation_interval=1, evaluation_duration=1)
-)
-ppo = config.build()
-assert isinstance(ppo.get_module(), MyTorchPolicy)
-ppo.train()
-ppo.stop()
 
 config = (
     PPOConfig()
@@ -155,23 +121,3 @@ spec = MultiRLModuleSpec(
 multi = spec.build()
 outputs = multi.forward_train({"p0": {"obs": torch.zeros(3, 4)}, "p1": {"obs": torch.zeros(2, 4)}})
 assert outputs["p1"]["action_dist_inputs"].shape == (2, 2)
-
-rl_module = DefaultPPOTorchRLModule(
-    observation_space=env.observation_space,
-    action_space=env.action_space,
-    model_config=DefaultModelConfig(fcnet_hiddens=[32]),
-)
-module_ckpt_path = tempfile.mkdtemp()
-rl_module.save_to_path(module_ckpt_path)
-new_module = RLModule.from_checkpoint(module_ckpt_path)
-config = (
-    PPOConfig()
-    .environment("CartPole-v1")
-    .env_runners(num_env_runners=0)
-    .rl_module(model_config=DefaultModelConfig(fcnet_hiddens=[32]))
-)
-ppo = config.build()
-ppo.restore_from_path(module_ckpt_path, component="learner_group/learner/rl_module/default_policy")
-for name, array in ppo.get_module().get_state().items():
-    assert (array == new_module.get_state()[name]).all(), name
-ppo.stop()
