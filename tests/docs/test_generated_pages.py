@@ -61,13 +61,3 @@ def test_links_between_files_lead_to_pages() -> None:
     assert generated_pages.rewritten(text, "rlzmq/algorithms/cql/README.md", "algorithms/cql.md") == (
         "[a](sac.md) [b](../metrics.md)"
     )
-
-
-def test_a_page_opens_with_a_block() -> None:
-    pages = {
-        **generated_pages.name_pages(),
-        **generated_pages.settings_pages(),
-        **generated_pages.command_pages(),
-    }
-    tops = {name: "\n".join(text.splitlines()[:15]) for name, text in pages.items()}
-    assert [name for name, top in tops.items() if "```" not in top and "code-block" not in top] == []

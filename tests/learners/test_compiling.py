@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 import torch
-from torch._dynamo.utils import counters
 
 from rlzmq import APPOConfig, ConfigurationError, IMPALAConfig, PPOConfig
 from tests.support.runs import small
@@ -29,13 +28,13 @@ def trained(**framework: Any) -> dict[str, Any]:
 )
 def test_a_compiled_learner_learns_the_same(what: str, backend: str) -> None:
     torch._dynamo.reset()
-    counters.clear()
+    torch._dynamo.utils.counters.clear()
     compiled = trained(
         torch_compile_learner=True,
         torch_compile_learner_what_to_compile=what,
         torch_compile_learner_dynamo_backend=backend,
     )
-    assert counters["frames"]["ok"] >= 2  # x + 1, and what was to be compiled
+    assert torch._dynamo.utils.counters["frames"]["ok"] >= 2  # x + 1, and what was to be compiled
     for name, value in trained().items():
         assert torch.allclose(torch.as_tensor(compiled[name]), torch.as_tensor(value), atol=1e-5), name
 
