@@ -26,10 +26,8 @@ from rlzmq.algorithms.dqn.dqn_learner import (
     project_distribution,
 )
 from rlzmq.algorithms.dqn.dqn_module import NoisyLinear
-from rlzmq.learners.target_network_learner import discounts
 from rlzmq.runners.vector_env_runners import SingleAgentEnvRunner
 
-GAMMA = 0.5
 STATES = gym.spaces.Box(0.0, 1.0, (3,), np.float32)
 
 
@@ -39,7 +37,7 @@ def config(**training: Any) -> DQNConfig:
         DQNConfig()
         .environment(observation_space=STATES, action_space=gym.spaces.Discrete(2))
         .training(
-            **{"gamma": GAMMA, "num_steps_sampled_before_learning_starts": 0, "dueling": False, **training}
+            **{"gamma": 0.5, "num_steps_sampled_before_learning_starts": 0, "dueling": False, **training}
         )
         .rl_module(model_config={"fcnet_hiddens": []})
         .debugging(seed=0)
@@ -208,23 +206,6 @@ def test_how_much_the_actions_distributions_differ() -> None:
     learner = config(num_atoms=3, train_batch_size_per_learner=3, training_intensity=1.0).build_learner()
     results = learner.update(episodes=episode(terminated=True))["default_policy"]
     assert stats.keys() <= results.keys()
-
-
-@pytest.mark.parametrize("kind", ["cut", "truncated", "terminated"])
-def test_n_step_sums_end_with_the_episode(kind: str) -> None:
-    learner: Any = config(n_step=5).build_learner()
-    learner.source.add(episode(**({} if kind == "cut" else {kind: True})))
-    batch = learner._builder.of_episodes(learner.source.buffer.sample(60, **learner.source.options))
-    columns = batch.columns["default_policy"]
-    # start: sum of rewards, number of rewards
-    sums = {0: (1.0 + 0.5 * 2.0 + 0.25 * 4.0, 3), 1: (2.0 + 0.5 * 4.0, 2), 2: (4.0, 1)}
-    factors = discounts(columns, GAMMA)
-    for row, start in enumerate(columns[Columns.OBS].argmax(-1).tolist()):
-        total, num_rewards = sums[start]
-        assert float(columns[Columns.REWARDS][row]) == total
-        assert int(columns["n_step"][row]) == num_rewards
-        assert columns[Columns.NEXT_OBS][row].tolist() == S0
-        assert float(factors[row]) == (0.0 if kind == "terminated" else GAMMA**num_rewards)
 
 
 def priorities_of(buffer: Any) -> list[float]:
