@@ -115,8 +115,8 @@ class AsyncAlgorithm:
         self._counters = self._iterations.counters
         self._evaluation = Evaluation(config, self.session, self._dispatch, self.metrics)
         self._modules = RunModules(config, self.session, self._evaluation)
-        # The policies of `compute_action`, and the number of weight changes at their creation.
-        self._policies: tuple[int, dict[Any, policy.Policy]] = (-1, {})
+        # The policies of `compute_action`, and what their weights were: changes from outside, version.
+        self._policies: tuple[tuple[int, int], dict[Any, policy.Policy]] = ((-1, 0), {})
         self._keeper = CheckpointKeeper(self)
         self._last_evaluation: dict[str, Any] = {}
 
@@ -222,9 +222,13 @@ class AsyncAlgorithm:
         An override may use ``await self.env_runner_group.sample(…)``, ``await self.learner_group.update(episodes=…)``
         and ``await self.sync_weights()``. It returns None and reports through `self.metrics`.
         """
-        self._iterations.add_update(await self.session.run_update())
+        session = self.session
+        if session.learner_group.is_changed:
+            await session.restart()
+        self._iterations.add_update(await session.pipeline.run_update())
 
     async def _tell_recreated(self) -> None:
+        """Call the callbacks about runners that were replaced in this iteration."""
         group = self.session.env_runner_group
         recreated, group.recreated[:] = [*group.recreated], []
         await self._dispatch.call(
@@ -541,9 +545,9 @@ class AsyncAlgorithm:
             ValueError: The observation does not fit the observation space.
         """
         self._check_running()
-        num_changes = self.session.learner_group.num_changes
-        if self._policies[0] != num_changes:
-            self._policies = num_changes, {}
+        weights = self.session.learner_group.num_changes, self._iterations.weights_version
+        if self._policies[0] != weights:
+            self._policies = weights, {}
         kept = self._policies[1]
         key = module_id, agent_id
         if key not in kept:

@@ -79,6 +79,7 @@ class Iterations:
         is_cut_short: Whether `cut_short` was called for the current iteration.
         num_done: Number of completed iterations.
         last_training_s: Duration of the last iteration's training in seconds; None before the first.
+        weights_version: Version of the weights after the newest update.
         counters: Numbers that callbacks keep under names of their own, as ``algorithm._counters`` in RLlib.
     """
 
@@ -103,7 +104,7 @@ class Iterations:
         self._time_before = 0.0
         self._num_steps_before = 0
         self._num_training_step_calls = 0
-        self._weights_version = 0
+        self.weights_version: int = 0
         self._num_env_steps_trained = 0  # by the newest update
         self.num_env_steps_trained_lifetime: int = 0
 
@@ -152,7 +153,7 @@ class Iterations:
 
         Called before the learners' state is read or replaced.
         """
-        for update in await self._session.settle():
+        for update in await self._session.pipeline.settle():
             self.add_update(update)
         for of_ranks in self._session.pipeline.take_learner_results():
             self._learners.add(of_ranks)
@@ -182,7 +183,7 @@ class Iterations:
         add_fragment_metas(self.episodes, self._runners_log, update.fragments)
         self._num_env_steps_trained = update.num_env_steps_trained
         self.num_env_steps_trained_lifetime += update.num_env_steps_trained
-        self._weights_version = update.weights_version
+        self.weights_version = update.weights_version
         for lag, num_steps in update.steps_by_lag.items():
             self._steps_by_lag[lag] += num_steps
         for name, seconds in update.timers.items():
@@ -222,7 +223,7 @@ class Iterations:
         num_new = self.num_env_steps_lifetime - self._num_steps_before
         env_runners = self.episodes.reduce()
         env_runners["num_env_steps_sampled_lifetime_throughput"] = num_new / max(elapsed, 1e-9)
-        env_runners["weights_seq_no"] = self._weights_version
+        env_runners["weights_seq_no"] = self.weights_version
         self._timers.add("training_iteration", elapsed)
         result = IterationResult(
             {
@@ -268,7 +269,7 @@ class Iterations:
             **self.episodes.get_state(),
             "num_env_steps_trained_lifetime": self.num_env_steps_trained_lifetime,
             "time_total_s": self._time_before + time.perf_counter() - self._run_start,
-            "weights_version": self._weights_version,
+            "weights_version": self.weights_version,
             "learner_metrics": without_objects(self._learners.metrics.get_state()),
         }
         return {
@@ -286,7 +287,7 @@ class Iterations:
             self.episodes.set_state(results)
             self.num_env_steps_trained_lifetime = results["num_env_steps_trained_lifetime"]
             self._time_before = results["time_total_s"]
-            self._weights_version = results["weights_version"]
+            self.weights_version = results["weights_version"]
             if "learner_metrics" in results:
                 self._learners.metrics.set_state(results["learner_metrics"])
         if "metrics" in state:

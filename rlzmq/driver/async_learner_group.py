@@ -123,7 +123,8 @@ class AsyncLearnerGroup:
         local_learner: The Learner in this process, or None.
         generation: Number of the process group; increases by 1 whenever the group is re-formed.
         supervisor: Keeps the ranks training; None for a local learner.
-        num_changes: Number of times that weights or, in a run, connector states may have changed.
+        num_changes: Number of times that weights or, in a run, connector states were changed from outside.
+        is_changed: Whether the run's pipeline has to be told of such a change; see `Session.restart`.
         synced_module_ids: The modules whose weights runners need; None: all.
         algorithm: The AsyncAlgorithm that owns the learners; None for a standalone group.
         trained: Results of the ranks and env steps of each `update` call; whoever counts them empties the list.
@@ -141,6 +142,7 @@ class AsyncLearnerGroup:
         self.local_learner: Any = None
         self.generation: int = 0
         self.num_changes: int = 0
+        self.is_changed: bool = False
         self.synced_module_ids: list[str] | None = None
         self.algorithm: Any = None
         self.supervisor: LearnerSupervisor | None = None
@@ -153,6 +155,7 @@ class AsyncLearnerGroup:
 
     def _note_change(self) -> None:
         self.num_changes += 1
+        self.is_changed = True
         if self.supervisor is not None:
             self.supervisor.is_untouched = False
 

@@ -19,7 +19,7 @@ from rlzmq.driver.join_files import JoinKeys, keys_file
 from rlzmq.driver.process_config import ModuleConfigs
 from rlzmq.driver.remote_learners import RemoteLearnerListener
 from rlzmq.driver.synchronous import has_broker, needs_processes
-from rlzmq.driver.updates import Accounting, ConnectorSync, SerialPipeline, UpdateResult
+from rlzmq.driver.updates import Accounting, ConnectorSync, SerialPipeline
 from rlzmq.interfaces import UpdatePipeline
 
 __all__ = ["Session"]
@@ -51,7 +51,6 @@ class Session:
         self.learner_group: Any = None
         self.accounting: Accounting = Accounting()
         self.spaces: tuple[Any, Any] = (None, None)
-        self._num_changes_told = 0
         self._has_pipeline = False
         self._connectors: Any = None
         self._learner_door: Any = None
@@ -121,31 +120,16 @@ class Session:
             await self._learner_door.start()
         return keys
 
-    async def run_update(self) -> UpdateResult:
-        """Run one update through the pipeline."""
-        if self._num_changes_told != self.learner_group.num_changes:
-            await self.pipeline.pause()
-            await self._restart()
-        report = await self.pipeline.run_update()
-        self.learner_group.num_changes += 1
-        self._num_changes_told = self.learner_group.num_changes
-        return report
-
-    async def settle(self) -> list[UpdateResult]:
-        """Wait until no update is open; return the reports of those that ran ahead of `run_update`."""
-        reports = await self.pipeline.settle()
-        self.learner_group.num_changes += len(reports)
-        self._num_changes_told = self.learner_group.num_changes
-        return reports
-
-    async def _restart(self) -> None:
-        """Restart the pipeline from the learners' state, which was changed from outside."""
+    async def restart(self) -> None:
+        """Continue everywhere from the learners' state, which was changed from outside, between two updates."""
+        await self.pipeline.pause()
         await self.pipeline.restart()
-        self._num_changes_told = self.learner_group.num_changes
+        self.learner_group.is_changed = False
 
     async def sync_weights(self) -> None:
         """Send the learners' weights and the merged connector state to all runners."""
         self.learner_group.num_changes += 1
+        self.learner_group.is_changed = True
         snapshot, version = await self.learner_group.get_inference_weights()
         if self.learner_group.handles:  # the data in transit at the broker is older
             self.learner_group.generation += 1
@@ -172,7 +156,7 @@ class Session:
         await self.pipeline.pause()
         await self.env_runner_group.change_modules(configs.env_runners, synced)
         await self.learner_group.change_modules(configs.learners, module_spec, change, synced)
-        await self._restart()
+        await self.restart()
 
     def get_connector_state(self) -> dict[str, Any]:
         """Return the merged connector state; {} if no piece has state."""
@@ -260,7 +244,7 @@ class Session:
                     num_lost,
                 )
             await self.env_runner_group.begin_again(self.accounting.sampled)
-        await self._restart()
+        await self.restart()
 
     async def stop(self) -> None:
         """Stop everything, in an order that loses no data. May be called after a failed start."""

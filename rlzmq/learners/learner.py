@@ -46,12 +46,12 @@ from rlzmq.core.signatures import TellsUncalled, check_takes
 from rlzmq.core.update_plan import derive_seed
 from rlzmq.episodes.columns import DEFAULT_MODULE_ID
 from rlzmq.learners.execution import LearnerCompiler, MixedPrecision
+from rlzmq.learners.learner_report import LearnerReport, Scalar
 from rlzmq.learners.optimizers import DEFAULT_OPTIMIZER, Optimizers, make_adam
 from rlzmq.learners.ranks import Ranks, learner_device
 from rlzmq.learners.snapshot import Snapshot
 from rlzmq.learners.sources import BatchSource, FreshBatch, num_env_steps_of
 from rlzmq.learners.train_batch import MinibatchIterator, TrainBatch, TrainBatchBuilder
-from rlzmq.learners.update_report import Scalar, UpdateReport
 from rlzmq.modules.multi_rl_module import MultiRLModule
 from rlzmq.modules.output_check import check_interfaces, check_training_outputs, no_loss
 from rlzmq.modules.rl_module import SelfSupervisedLossAPI, ValueFunctionAPI
@@ -157,7 +157,7 @@ class Learner(TellsUncalled, Checkpointable):
         self.ranks: Ranks = Ranks(self, rank, num_ranks)
         self.optimizers: Optimizers = Optimizers()
         self.coefficients = self.optimizers.coefficients
-        self.report: UpdateReport = UpdateReport()
+        self.report: LearnerReport = LearnerReport()
         self.snapshot: Snapshot = Snapshot(self)
         self._compiler: LearnerCompiler | None = None
         self._precision: MixedPrecision | None = None
@@ -239,28 +239,32 @@ class Learner(TellsUncalled, Checkpointable):
             options = _Options()
         else:
             train_batches = iter([self._builder.of_batches(batches if batch is None else [batch])])
-        report = self.report
-        timesteps = {NUM_ENV_STEPS_LIFETIME: report.num_env_steps_of_all_ranks_lifetime, **(timesteps or {})}
-        report.begin(self.ranks.waited_s)
+        trained = self.report.num_env_steps_of_all_ranks_lifetime
+        self._train(train_batches, options, {NUM_ENV_STEPS_LIFETIME: trained, **(timesteps or {})})
+        return self.results() if with_results else {}
+
+    def _train(
+        self, train_batches: Iterator[TrainBatch], options: _Options, timesteps: Mapping[str, Any]
+    ) -> None:
+        """Train on batches, each of which is made when it is asked for: an update in the order of its hooks."""
+        report, ranks = self.report, self.ranks
+        report.begin(ranks.waited_s)
         with self._running(), self.snapshot.undone_on_error():
-            if self.source.divides_by_module:
-                self._divide_source()
             self.before_gradient_based_update(timesteps=timesteps)
             for train_batch in report.timed(train_batches):
                 for minibatch in self._minibatches_of(train_batch, options):
                     self._train_minibatch(minibatch)
             has_data = report.num_minibatches or report.batch.num_env_steps
-            if not (has_data or self.ranks.group or (episodes is not None and self.source.keeps_data)):
-                return self.results()
+            if not (has_data or ranks.group or self.source.keeps_data):
+                return
             self.weights_seq_no += 1
             self.snapshot.restore_not_finite()
-            report.count(self.trained_module_ids, self.ranks.rank, self.weights_seq_no)
+            report.count(self.trained_module_ids, ranks.rank, self.weights_seq_no)
             if not report.was_trained:
                 self.snapshot.undo_steps()
             self.after_gradient_based_update(timesteps=timesteps)
-            self.ranks.commit_update(report.num_gradient_updates_lifetime, report.num_skipped.total())
-        report.end(self.ranks.waited_s, self.weights_seq_no)
-        return self.results() if with_results else {}
+            ranks.commit_update(report.num_gradient_updates_lifetime, report.num_skipped.total())
+        report.end(ranks.waited_s, self.weights_seq_no)
 
     def _train_minibatch(self, minibatch: dict[str, dict[str, Any]]) -> None:
         """Take one step: loss, gradients, optimizers."""
@@ -295,6 +299,8 @@ class Learner(TellsUncalled, Checkpointable):
     def _drawn(self, episodes: object, options: _Options) -> Iterator[TrainBatch]:
         """Add fresh episodes to the rank's source and yield the batches that it returns."""
         source = self.source
+        if source.divides_by_module:
+            self._divide_source()
         num_fresh = num_env_steps_of(episodes)
         source.set_rank(self.ranks.rank, self.ranks.num)
         source.add(episodes)

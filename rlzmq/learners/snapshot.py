@@ -20,10 +20,10 @@ from rlzmq.core.errors import PeerLostError
 from rlzmq.core.metrics import MetricsLogger
 from rlzmq.core.plain import without_objects
 from rlzmq.learners.distributed import DesynchronizedError
+from rlzmq.learners.learner_report import LearnerReport
 from rlzmq.learners.optimizers import Optimizers
 from rlzmq.learners.ranks import Ranks
 from rlzmq.learners.sources import BatchSource
-from rlzmq.learners.update_report import UpdateReport
 from rlzmq.modules.weights import StructureCache
 
 __all__ = ["Snapshot", "parameter_hash"]
@@ -53,7 +53,7 @@ class _Learner(Protocol):
     source: BatchSource
     ranks: Ranks
     optimizers: Optimizers
-    report: UpdateReport
+    report: LearnerReport
     _learner_connector: Any
     weights_seq_no: int
     seed: int

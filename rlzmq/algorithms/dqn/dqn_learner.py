@@ -16,9 +16,9 @@ from rlzmq.algorithms.dqn import DQNConfig, DQNTrainingSettings
 from rlzmq.config.base_config import BaseConfig
 from rlzmq.core.tree import tree_map
 from rlzmq.episodes.columns import Columns
+from rlzmq.learners.learner_report import Scalar
 from rlzmq.learners.replay_learner import ReplayLearner, importance_weights, with_n_step_sums
 from rlzmq.learners.target_network_learner import ErrorLoss, discounts, error_loss
-from rlzmq.learners.update_report import Scalar
 from rlzmq.modules.rl_module import QNetAPI, TargetNetworkAPI
 
 __all__ = [

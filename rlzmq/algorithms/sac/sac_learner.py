@@ -14,9 +14,9 @@ from torch import Tensor
 from rlzmq.algorithms.sac import SACConfig, SACTrainingSettings
 from rlzmq.config.base_config import BaseConfig
 from rlzmq.episodes.columns import Columns
+from rlzmq.learners.learner_report import Scalar
 from rlzmq.learners.replay_learner import ReplayLearner, importance_weights
 from rlzmq.learners.target_network_learner import ErrorLoss, discounts, error_loss, target_outputs
-from rlzmq.learners.update_report import Scalar
 
 __all__ = [
     "CriticLoss",

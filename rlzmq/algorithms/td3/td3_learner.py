@@ -12,9 +12,9 @@ from rlzmq.algorithms.sac.sac_learner import critic_loss, critic_stats
 from rlzmq.algorithms.td3 import TD3Config, TD3TrainingSettings
 from rlzmq.config.base_config import BaseConfig
 from rlzmq.episodes.columns import Columns
+from rlzmq.learners.learner_report import Scalar
 from rlzmq.learners.replay_learner import ReplayLearner, importance_weights
 from rlzmq.learners.target_network_learner import discounts, target_outputs
-from rlzmq.learners.update_report import Scalar
 
 __all__ = ["TD3Learner"]
 

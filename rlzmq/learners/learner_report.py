@@ -1,4 +1,4 @@
-"""UpdateReport: what a learner counts, measures and logs, in an update and over its lifetime, and its results."""
+"""LearnerReport: what a learner counts, measures and logs, in an update and over its lifetime, and its results."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from rlzmq.learners.ranks import Ranks, UpdateAgreement
 from rlzmq.learners.sources import BatchSource
 from rlzmq.learners.train_batch import TrainBatch
 
-__all__ = ["Scalar", "UpdateReport"]
+__all__ = ["LearnerReport", "Scalar"]
 
 _logger = logging.getLogger("rlzmq.learners")
 
@@ -51,7 +51,7 @@ class _Learner(Protocol):
     def get_parameters(self, module: Any) -> list[Tensor]: ...
 
 
-class UpdateReport:
+class LearnerReport:
     """What the updates of a learner did and measured: the current or last one, and all of them.
 
     Scalars are logged per module and minibatch; their means over the last epoch are the update's results. Reading a
