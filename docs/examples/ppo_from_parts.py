@@ -18,28 +18,18 @@ from rlzmq import (
     SingleAgentEnvRunner,
     TorchLearner,
 )
-from rlzmq.connectors.learner import AddOneTsToEpisodesAndTruncate
 
 
 class ClippedSurrogateLearner(TorchLearner):
     """Trains on advantages with PPO's loss (arXiv:1707.06347). Epochs, minibatches and steps are the base class's."""
 
-    def make_learner_connector(self, observation_space, action_space):
-        """Episodes in, columns out: the default pieces, and an estimate of each step's advantage."""
-        pipeline = super().make_learner_connector(
-            observation_space, action_space
+    def make_estimator(self):
+        """The last piece of the pipeline from episodes to columns: an estimate of each step's advantage."""
+        return GeneralAdvantageEstimation(
+            gamma=self.config.gamma,
+            lambda_=self.config.lambda_,
+            standardize=self.config.standardize_advantages,
         )
-        pipeline.prepend(
-            AddOneTsToEpisodesAndTruncate()
-        )  # a row for the value after each chunk
-        pipeline.append(
-            GeneralAdvantageEstimation(
-                gamma=self.config.gamma,
-                lambda_=self.config.lambda_,
-                standardize=self.config.standardize_advantages,
-            )
-        )
-        return pipeline
 
     def compute_loss_for_module(self, *, module_id, config, batch, fwd_out):
         """Return policy loss + value loss − entropy bonus of a minibatch, a 0-d tensor."""

@@ -36,7 +36,6 @@ from rlzmq.algorithms.checkpoints import (
     read_algorithm,
     read_component,
     run_to_resume,
-    select,
     starts_online_run,
     to_parts,
     write_algorithm,
@@ -48,7 +47,7 @@ from rlzmq.algorithms.stored_config import Given
 from rlzmq.config.base_config import BaseConfig
 from rlzmq.core import trace
 from rlzmq.core.call_watch import CallWatch
-from rlzmq.core.checkpoint import chosen_parts, to_tree
+from rlzmq.core.checkpoint import chosen_parts, select, to_tree
 from rlzmq.core.errors import ClosedError, Interrupted, StandstillError
 from rlzmq.core.imports import LazyModule
 from rlzmq.core.metrics import MetricsLogger

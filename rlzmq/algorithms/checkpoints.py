@@ -22,7 +22,7 @@ import logging
 import math
 import threading
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -44,13 +44,11 @@ from rlzmq.core import faults
 from rlzmq.core.checkpoint import (
     chosen_parts,
     find_inside,
-    keys_on,
     local_path,
     open_checkpoint,
-    part_of,
     read_checkpoint,
     read_manifest,
-    to_tree,
+    read_part,
     write_checkpoint,
 )
 from rlzmq.core.errors import CheckpointError, ConfigurationError, RlzmqError, printable
@@ -73,7 +71,6 @@ __all__ = [
     "read_algorithm",
     "read_component",
     "run_to_resume",
-    "select",
     "starts_online_run",
     "to_components",
     "to_parts",
@@ -107,40 +104,6 @@ def to_parts(state: Mapping[str, Any]) -> dict[str, Any]:
         else:
             parts[name] = value
     return parts
-
-
-def select(
-    tree: Mapping[str, Any],
-    components: str | Collection[str] | None,
-    not_components: str | Collection[str] | None = None,
-) -> dict[str, Any]:
-    """Return the requested part of a tree.
-
-    Args:
-        tree: A state.
-        components: Paths such as ``"learner_group/learner/rl_module/p0"``; None: all. Paths that the tree lacks are
-            ignored.
-        not_components: Paths to leave out.
-    """
-    selected: dict[str, Any] = dict(tree) if components is None else {}
-    for path in _paths(components):
-        keys = keys_on(tree, path)
-        place, value = selected, tree
-        for key in keys[:-1]:
-            place, value = place.setdefault(key, {}), value[key]
-        if keys:
-            place[keys[-1]] = value[keys[-1]]
-    for path in _paths(not_components):
-        place, keys = selected, keys_on(selected, path)
-        for key in keys[:-1]:
-            place[key] = place = dict(place[key])
-        if keys:
-            del place[keys[-1]]
-    return selected
-
-
-def _paths(names: str | Collection[str] | None) -> list[str]:
-    return [name.strip("/") for name in ((names,) if isinstance(names, str) else names or ())]
 
 
 _log = logging.getLogger("rlzmq.checkpoints")
@@ -335,15 +298,13 @@ def read_component(path: str | Path, component: str) -> dict[str, Any]:
         CheckpointError: There is no such component.
     """
     component = component.strip("/")
-    folder, inside = find_inside(checkpoint_place(path))
+    place = checkpoint_place(path)
     if component == _MODULES or component.startswith(f"{_MODULES}/"):
         module_id = component.removeprefix(_MODULES).lstrip("/") or None
-        states = read_module_states(path if inside else folder, module_id)
+        states = read_module_states(place, module_id)
         modules = states if module_id is None else {module_id: states}
         return {"learner_group": {"learner": {"rl_module": modules}}}
-    state = part_of(to_tree(read_checkpoint(folder)), inside or component)
-    if state is None:
-        raise CheckpointError(f"The checkpoint {folder} has no component {inside or component!r}.")
+    state = read_part(place, component)
     for name in reversed(component.split("/")):
         state = {name: state}
     return state  # type: ignore[no-any-return]

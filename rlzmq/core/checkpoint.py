@@ -28,12 +28,10 @@ from __future__ import annotations
 import base64
 import contextlib
 import ctypes
-import functools
 import glob
 import hashlib
 import json
 import math
-import operator
 import os
 import re
 import shutil
@@ -65,15 +63,14 @@ __all__ = [
     "chosen_parts",
     "find_inside",
     "is_local",
-    "keys_on",
     "local_path",
     "move_tree",
     "open_checkpoint",
-    "part_of",
     "read_checkpoint",
     "read_manifest",
     "read_part",
     "remove_tree",
+    "select",
     "store_errors",
     "to_tree",
     "write_checkpoint",
@@ -145,7 +142,7 @@ def read_part(path: str | Path, name: str, component: str | None = None) -> Any:
     folder, inside = find_inside(path)
     tree = to_tree(read_checkpoint(folder))
     wanted = inside or (f"{name}/{component}" if component else name)
-    state = part_of(tree, wanted)
+    state = _part_of(tree, wanted)
     if state is None:
         raise CheckpointError(f"The checkpoint {folder} has no component {wanted!r}. It has {sorted(tree)}.")
     for key in reversed((component or "").strip("/").split("/") if component else []):
@@ -206,23 +203,30 @@ def chosen_parts(
     }
 
 
-def keys_on(tree: Mapping[str, Any], path: str) -> list[str]:
-    """Return the keys from the top to the value at a path, [] if there is none. Keys (module ids) may have slashes."""
-    here: Any = tree
-    keys: list[str] = []
-    while path:
-        key = path if isinstance(here, Mapping) and path in here else path.partition("/")[0]
-        if not isinstance(here, Mapping) or key not in here:
-            return []
-        keys.append(key)
-        here, path = here[key], path[len(key) + 1 :]
-    return keys
+def select(
+    tree: Mapping[str, Any],
+    components: str | Iterable[str] | None,
+    not_components: str | Iterable[str] | None = None,
+) -> dict[str, Any]:
+    """Return a part of a state's tree; see `chosen_parts`. Paths that the tree lacks are ignored."""
+    selected: dict[str, Any] = {}
+    for name, (inside, outside) in chosen_parts(tree, components, not_components).items():
+        value = tree[name]
+        if is_cut := isinstance(value, Mapping) and bool(inside or outside):
+            value = select(value, inside, outside)
+        if not inside or (is_cut and value):
+            selected[name] = value
+    return selected
 
 
-def part_of(tree: Mapping[str, Any], path: str) -> Any:
-    """Return the value at a path, or None; the tree for ""."""
-    keys = keys_on(tree, path)
-    return functools.reduce(operator.getitem, keys, tree) if keys or not path else None
+def _part_of(tree: Any, path: str) -> Any:
+    """Return the value at a path, or None; the tree for "". Keys (module ids) may have slashes."""
+    if not path:
+        return tree
+    if not isinstance(tree, Mapping):
+        return None
+    key = path if path in tree else path.partition("/")[0]
+    return _part_of(tree[key], path[len(key) + 1 :]) if key in tree else None
 
 
 FORMAT_VERSION = 3

@@ -38,7 +38,8 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from rlzmq.config.base_config import BaseConfig
-from rlzmq.connectors.learner.advantages import FORWARD_OUTPUTS
+from rlzmq.connectors.defaults import add_estimator
+from rlzmq.connectors.learner.advantages import FORWARD_OUTPUTS, WholeBatchEstimator
 from rlzmq.core.checkpoint import Checkpointable
 from rlzmq.core.metrics import MetricsLogger
 from rlzmq.core.names import ALL_MODULES, LEARNER_PATH
@@ -96,6 +97,7 @@ class Learner(TellsUncalled, Checkpointable):
             results of `update`; the run's results merge those of several ranks by their reduction.
         weights_seq_no: Version of the weights, which increases by one per update.
         trained_module_ids: Modules that the current (or last) update trains, on any rank.
+        timesteps: Lifetime counters given to the current (or last) update.
         num_minibatches_per_epoch: For the current (or last) update.
         is_last_epoch: Whether the current minibatch belongs to the last epoch, whose statistics are reported.
         policies_to_train: The config's: None (all), ids, or ``fn(module_id, batch) -> bool``.
@@ -143,6 +145,7 @@ class Learner(TellsUncalled, Checkpointable):
         self.metrics: MetricsLogger = MetricsLogger(stats_cls_lookup=config.custom_stats_cls_lookup)
         self.weights_seq_no: int = 0
         self.trained_module_ids: list[str] = []
+        self.timesteps: Mapping[str, Any] = {}
         self.num_minibatches_per_epoch = 1
         self.is_last_epoch: bool = True
         self.policies_to_train: Any = config.policies_to_train
@@ -247,7 +250,7 @@ class Learner(TellsUncalled, Checkpointable):
         self, train_batches: Iterator[TrainBatch], options: _Options, timesteps: Mapping[str, Any]
     ) -> None:
         """Train on batches, each of which is made when it is asked for: an update in the order of its hooks."""
-        report, ranks = self.report, self.ranks
+        report, ranks, self.timesteps = self.report, self.ranks, timesteps
         report.begin(ranks.waited_s)
         with self._running(), self.snapshot.undone_on_error():
             self.before_gradient_based_update(timesteps=timesteps)
@@ -625,8 +628,16 @@ class Learner(TellsUncalled, Checkpointable):
         return FreshBatch()
 
     def make_learner_connector(self, observation_space: gym.Space[Any], action_space: gym.Space[Any]) -> Any:
-        """Return the config's learner pipeline. Algorithms that add pieces extend this."""
-        return self.config.build_learner_connector(observation_space, action_space, self.device)
+        """Return the config's learner pipeline with `make_estimator`'s piece. Algorithms that add others extend it."""
+        pipeline = self.config.build_learner_connector(observation_space, action_space, self.device)
+        estimator = self.make_estimator()
+        if estimator is not None and self.config.add_default_connectors_to_learner_pipeline:
+            add_estimator(pipeline, estimator)
+        return pipeline
+
+    def make_estimator(self) -> WholeBatchEstimator | None:
+        """Return the last piece of the learner pipeline, which adds advantages or value targets; by default None."""
+        return None
 
     @classmethod
     def check_module(cls, module_id: str, module: Any, config: BaseConfig) -> None:

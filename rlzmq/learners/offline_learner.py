@@ -465,7 +465,7 @@ class OfflineLearner(TorchLearner):
         return results
 
     def _mean_losses(self, batches: Iterable[EpisodeBatch], module: Any) -> dict[str, Any]:
-        extra_state, num_batches = self.get_extra_state(), 0
+        state, num_batches = self.get_state(["counters", "extra"]), 0
         self.report.forget()
         for batch in batches:
             columns, num_batches = self.prepare(batch).on(self.device), num_batches + 1
@@ -475,7 +475,7 @@ class OfflineLearner(TorchLearner):
                 self.log_stats(module_id, {"total_eval_loss": loss})
         results: dict[str, Any] = self.report.means(num_batches)
         self.report.forget()
-        self.set_extra_state(extra_state)
+        self.set_state(state)
         return results
 
     def _estimate_returns(self, batches: Iterable[EpisodeBatch], module: Any) -> dict[str, Any]:

@@ -129,10 +129,6 @@ class TargetNetworkLearner(TargetNetworkUpdates):
     Train batches contain next observations, column ``new_obs``.
     """
 
-    def __init__(self, **kwargs: Any) -> None:
-        super().__init__(**kwargs)
-        self._num_env_steps = 0
-
     @classmethod
     def rl_module_required_apis(cls) -> list[type]:
         """Return `TargetNetworkAPI`."""
@@ -173,16 +169,12 @@ class TargetNetworkLearner(TargetNetworkUpdates):
                 every=(every or {}).get(name, 1),
             )
 
-    def before_gradient_based_update(self, *, timesteps: Mapping[str, Any]) -> None:
-        super().before_gradient_based_update(timesteps=timesteps)
-        self._num_env_steps = int(timesteps[NUM_ENV_STEPS_LIFETIME])
-
     def apply_gradients(self, gradients_dict: dict[Tensor, Tensor]) -> None:
         """Step the optimizers, then update the target networks if due."""
         super().apply_gradients(gradients_dict)
         period = cast(_TargetNetworkSettings, self.config).target_network_update_freq
         if self.updates_targets():
-            self.update_targets_if_due(self._num_env_steps, period)
+            self.update_targets_if_due(int(self.timesteps.get(NUM_ENV_STEPS_LIFETIME, 0)), period)
 
     def updates_targets(self) -> bool:
         """Return whether target networks may follow this minibatch's step; called after it. Override to delay them."""

@@ -179,7 +179,7 @@ def test_an_evaluation_changes_nothing_and_its_count_goes_on_after_a_resume(
             if interval:
                 algo.save_to_path(tmp_path / "checkpoint")
     assert held_out(result)["__all_modules__"]["num_env_steps_sampled_lifetime"] > 0
-    assert states[0]["extra"] == states[1]["extra"]
+    assert states[0]["counters"] == states[1]["counters"]
     for name, value in states[0]["rl_module"]["default_policy"].items():
         assert np.array_equal(value, states[1]["rl_module"]["default_policy"][name]), name
     with Algorithm.from_checkpoint(tmp_path / "checkpoint") as resumed:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -10,7 +9,6 @@ import torch
 from rlzmq import Columns
 from rlzmq.learners.learner import Learner
 from tests.learners.cases import square_learner
-from tests.learners.ranks import join, run_ranks
 
 EVERY = 3
 BATCH = {Columns.OBS: torch.ones(8, 4)}
@@ -50,36 +48,15 @@ class Delayed(Learner):
     steps: list[list[str]]
 
 
-def _updates(learner: Any) -> list[dict[str, Any]]:
+def test_a_delayed_optimizer_steps_as_rarely_as_asked_and_its_loss_stays_in_results() -> None:
+    learner: Any = square_learner(learner_class=Delayed)
     learner.steps = []
     options: dict[str, Any] = {"num_epochs": 1, "minibatch_size": 8}
-    return [learner.update(batch=BATCH, **options)["default_policy"] for _ in range(2 * EVERY)]
-
-
-def _check(learner: Any, results: list[dict[str, Any]]) -> None:
+    results = [learner.update(batch=BATCH, **options)["default_policy"] for _ in range(2 * EVERY)]
     assert learner.steps == [["extra", "layer"], *[["layer"]] * (EVERY - 1)] * 2
     assert [result["step"] for result in results] == [0.0] * EVERY + [float(EVERY)] * EVERY
     assert all(result["rare_loss"] > 0 for result in results)
     assert "gradients_rarely_global_norm" in results[-1]
-
-
-def test_a_delayed_optimizer_steps_as_rarely_as_asked_and_its_loss_stays_in_results() -> None:
-    learner = square_learner(learner_class=Delayed)
-    _check(learner, _updates(learner))
-
-
-def _as_rank(rank: int, world_size: int, path: Path) -> list[dict[str, Any]]:
-    learner: Any = square_learner(learner_class=Delayed)
-    join(learner, path, rank, world_size)
-    results = _updates(learner)
-    _check(learner, results)
-    learner.ranks.leave()
-    return results
-
-
-def test_so_it_does_with_several_ranks(tmp_path: Path) -> None:
-    first, second = run_ranks(_as_rank, 2, tmp_path)
-    assert first[-1]["rare_loss"] == second[-1]["rare_loss"]
 
 
 def test_a_module_that_a_run_no_longer_trains_has_no_old_values() -> None:

@@ -6,7 +6,6 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -86,25 +85,6 @@ def test_the_gradients_of_each_optimizer_are_clipped(algorithm: str, grad_clip_b
         else:
             norms = [float(torch.cat([g.flatten() for g in gradients]).norm())]
         assert norms == pytest.approx([most], rel=1e-3), name
-
-
-@pytest.mark.parametrize(
-    "algorithm",
-    [
-        algorithm if algorithm in ("dqn", "bc", "iql") else pytest.param(algorithm, marks=pytest.mark.slow)
-        for algorithm in ALGORITHMS
-    ],
-)
-def test_a_compiled_forward_pass_trains_the_same(algorithm: str, data: Path) -> None:
-    config = config_of(algorithm, data).framework(
-        torch_compile_learner=True,
-        torch_compile_learner_what_to_compile="forward_train",
-        torch_compile_learner_dynamo_backend="aot_eager" if algorithm == "dqn" else "eager",
-    )
-    compiled, _, _ = trained(config)
-    plain, _, _ = trained(config_of(algorithm, data))
-    for name, value in weights_of(plain).items():
-        assert np.allclose(weights_of(compiled)[name], value, atol=1e-5), name
 
 
 @pytest.mark.parametrize("algorithm", [*REPLAYING, "cql", "iql"])

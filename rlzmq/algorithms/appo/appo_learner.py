@@ -122,8 +122,8 @@ class APPOLearner(IMPALALearner, TargetNetworkUpdates):
             return FreshBatch()
         return CircularBuffer(config.circular_buffer_num_batches, config.circular_buffer_iterations_per_batch)
 
-    def make_vtrace(self) -> VTrace:
-        vtrace = super().make_vtrace()
+    def make_estimator(self) -> VTrace:
+        vtrace = super().make_estimator()
         vtrace.use_target_network = True
         return vtrace
 

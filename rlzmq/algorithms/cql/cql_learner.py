@@ -12,13 +12,12 @@ import torch
 from torch import Tensor
 
 from rlzmq.algorithms.cql import CQLTrainingSettings
-from rlzmq.algorithms.sac.sac_learner import CriticLoss, SACLearner, critic_loss, critic_targets
+from rlzmq.algorithms.sac.sac_learner import CriticLoss, SACLearner
 from rlzmq.algorithms.sac.sac_module import DefaultSACModule, critic_values, require_box
 from rlzmq.config.base_config import BaseConfig
 from rlzmq.core.tree import tree_map
 from rlzmq.episodes.columns import Columns
 from rlzmq.learners.offline_learner import OfflineLearner
-from rlzmq.learners.target_network_learner import discounts, target_outputs
 
 __all__ = [
     "CQLLearner",
@@ -124,21 +123,9 @@ class CQLLearner(OfflineLearner, SACLearner):
     def compute_critic_loss(
         self, module: Any, config: BaseConfig, batch: dict[str, Any], fwd_out: dict[str, Any], alpha: Tensor
     ) -> CriticLoss:
-        target = target_outputs(module, {Columns.OBS: batch[Columns.NEXT_OBS]})
-        settings = cast(CQLTrainingSettings, config)
-        targets_B = critic_targets(
-            next_q_B=target["q_target_next"],
-            next_logp_B=target["logp_next_resampled"],
-            rewards_B=batch[Columns.REWARDS].float(),
-            discounts_B=discounts(batch, config.gamma),
-            alpha=torch.zeros_like(alpha) if settings.deterministic_backup else alpha,
-        )
-        return critic_loss(
-            q_BC=fwd_out["qf_preds"],
-            targets_B=targets_B,
-            weights_B=torch.ones_like(targets_B),
-            kind=settings.td_error_loss_fn,
-        )
+        if cast(CQLTrainingSettings, config).deterministic_backup:
+            alpha = torch.zeros_like(alpha)
+        return super().compute_critic_loss(module, config, batch, fwd_out, alpha)
 
     def compute_policy_loss(
         self, module: Any, batch: dict[str, Any], fwd_out: dict[str, Any], alpha: Tensor

@@ -9,13 +9,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, ClassVar, NamedTuple, cast
 
-import gymnasium as gym
 import torch
 from torch import Tensor
 
 from rlzmq.algorithms.impala import IMPALAConfig, IMPALATrainingSettings
 from rlzmq.config.base_config import BaseConfig
-from rlzmq.connectors.defaults import add_estimator
 from rlzmq.connectors.learner import VTrace
 from rlzmq.episodes.columns import Columns
 from rlzmq.learners.learner import TorchLearner
@@ -85,15 +83,8 @@ class IMPALALearner(TorchLearner):
         """Return `ValueFunctionAPI`."""
         return [ValueFunctionAPI]
 
-    def make_learner_connector(self, observation_space: gym.Space[Any], action_space: gym.Space[Any]) -> Any:
-        """Return the config's pipeline, with V-trace as the last piece and the piece that it needs as the first."""
-        pipeline = super().make_learner_connector(observation_space, action_space)
-        if self.config.add_default_connectors_to_learner_pipeline:
-            add_estimator(pipeline, self.make_vtrace())
-        return pipeline
-
-    def make_vtrace(self) -> VTrace:
-        """Return the connector piece that computes advantages and value targets."""
+    def make_estimator(self) -> VTrace:
+        """Return V-trace."""
         return VTrace(
             gamma=self.config.gamma,
             clip_rho_threshold=self.config.vtrace_clip_rho_threshold,

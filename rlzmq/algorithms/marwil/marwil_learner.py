@@ -8,14 +8,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, ClassVar, NamedTuple, cast
 
-import gymnasium as gym
 import torch
 from torch import Tensor
 
 from rlzmq.algorithms.marwil import MARWILConfig, MARWILTrainingSettings
 from rlzmq.config.base_config import BaseConfig
 from rlzmq.connectors.common.agent_to_module_mapping import max_seq_len
-from rlzmq.connectors.defaults import add_estimator
 from rlzmq.connectors.learner import GeneralAdvantageEstimation
 from rlzmq.core.errors import ConfigurationError
 from rlzmq.core.tree import tree_map
@@ -32,6 +30,9 @@ __all__ = [
     "with_burn_in",
 ]
 
+
+_NORM = "moving_avg_sqd_adv_norm"
+"""Name of c² in results and coefficients."""
 
 # Bound of the weights' exponent, far above any advantage that a policy learns from, so that weights cannot overflow.
 _MAX_EXPONENT = 20.0
@@ -51,7 +52,7 @@ def marwil_loss_terms(
     logp_B: Tensor,
     values_B: Tensor,
     value_targets_B: Tensor,
-    norm: Tensor,
+    norm: float,
     beta: float,
     update_rate: float,
     mask_B: Tensor | None = None,
@@ -67,7 +68,7 @@ def marwil_loss_terms(
         logp_B: Log-probability of the recorded actions under the trained policy.
         values_B: Predictions of the trained value function.
         value_targets_B: Targets of these predictions.
-        norm: c² before this minibatch, float64, 0-d.
+        norm: c² before this minibatch.
         beta: Strength of the weighting; 0: all weights are 1.
         update_rate: Rate of the moving average.
         mask_B: Whether entries are real; None: all.
@@ -79,8 +80,8 @@ def marwil_loss_terms(
     advantages_B = value_targets_B - values_B
     mean_square = masked_mean(advantages_B.square(), mask_B)
     moved = norm + update_rate * (mean_square.detach().double() - norm)
-    norm = torch.where(moved.isfinite(), moved, norm)
-    exponents_B = beta * advantages_B.detach() / (1e-8 + norm.sqrt().float())
+    new_norm = torch.where(moved.isfinite(), moved, norm)
+    exponents_B = beta * advantages_B.detach() / (1e-8 + new_norm.sqrt().float())
     weights_B = exponents_B.clamp(max=_MAX_EXPONENT).exp()
     error_variance, target_variance = (
         masked_mean((rows - masked_mean(rows, mask_B)).square(), mask_B)
@@ -90,7 +91,7 @@ def marwil_loss_terms(
         policy_loss=-masked_mean(weights_B * logp_B, mask_B),
         value_loss=0.5 * mean_square,
         explained_variance=(1.0 - error_variance / target_variance.clamp(min=1e-12)).clamp(min=-1.0),
-        norm=norm,
+        norm=new_norm,
     )
 
 
@@ -99,9 +100,7 @@ class MARWILLearner(OfflineLearner):
 
     Needs the columns ``actions`` and ``value_targets``. The latter come from the learner connector's
     GeneralAdvantageEstimation, computed on whole episodes with the weights at the beginning of each batch.
-
-    Attributes:
-        moving_avg_sqd_adv_norms_per_module: Module id → c², a 0-d tensor.
+    ``coefficients["moving_avg_sqd_adv_norm"]`` has c² by module.
     """
 
     config: MARWILConfig
@@ -112,18 +111,9 @@ class MARWILLearner(OfflineLearner):
         """Return `ValueFunctionAPI`."""
         return [ValueFunctionAPI]
 
-    def __init__(self, **kwargs: Any) -> None:
-        super().__init__(**kwargs)
-        self.moving_avg_sqd_adv_norms_per_module: dict[str, Tensor] = {}
-
-    def make_learner_connector(self, observation_space: gym.Space[Any], action_space: gym.Space[Any]) -> Any:
-        """Return the config's pipeline, with the pieces for the value targets at the beginning and the end."""
-        pipeline = super().make_learner_connector(observation_space, action_space)
-        if self.config.add_default_connectors_to_learner_pipeline:
-            add_estimator(
-                pipeline, GeneralAdvantageEstimation(gamma=self.config.gamma, lambda_=self.config.lambda_)
-            )
-        return pipeline
+    def make_estimator(self) -> GeneralAdvantageEstimation:
+        """Return the piece that adds the value targets."""
+        return GeneralAdvantageEstimation(gamma=self.config.gamma, lambda_=self.config.lambda_)
 
     @classmethod
     def check_module(cls, module_id: str, module: Any, config: BaseConfig) -> None:
@@ -156,7 +146,7 @@ class MARWILLearner(OfflineLearner):
     def _prepare_module(self, module_id: str) -> None:
         super()._prepare_module(module_id)
         settings = cast(MARWILTrainingSettings, self.config_for_module(module_id))
-        self._set_norm(module_id, settings.moving_average_sqd_adv_norm_start)
+        self.coefficients[_NORM][module_id] = float(settings.moving_average_sqd_adv_norm_start)
 
     def compute_loss_for_module(
         self, *, module_id: str, config: BaseConfig, batch: dict[str, Any], fwd_out: dict[str, Any]
@@ -170,21 +160,21 @@ class MARWILLearner(OfflineLearner):
             logp_B=dist.logp(batch[Columns.ACTIONS]),
             values_B=module.compute_values(batch, embeddings=fwd_out.get(Columns.EMBEDDINGS)),
             value_targets_B=batch[Columns.VALUE_TARGETS],
-            norm=self.moving_avg_sqd_adv_norms_per_module[module_id],
+            norm=self.coefficients[_NORM][module_id],
             beta=settings.beta,
             update_rate=settings.moving_average_sqd_adv_norm_update_rate,
             mask_B=batch.get(Columns.LOSS_MASK),
             log_std_B=dist.log_std.mean(-1) if settings.bc_logstd_coeff else None,
             log_std_coeff=settings.bc_logstd_coeff,
         )
-        self.moving_avg_sqd_adv_norms_per_module[module_id] = terms.norm
+        self.coefficients[_NORM][module_id] = float(terms.norm)
         self.log_stats(
             module_id,
             {
                 "policy_loss": terms.policy_loss,
                 "vf_loss": terms.value_loss,
                 "vf_explained_variance": terms.explained_variance,
-                "moving_avg_sqd_adv_norm": terms.norm,
+                _NORM: terms.norm,
             },
         )
         return terms.policy_loss + settings.vf_coeff * terms.value_loss
@@ -192,28 +182,8 @@ class MARWILLearner(OfflineLearner):
     def after_gradient_based_update(self, *, timesteps: Mapping[str, Any]) -> None:
         """Set c² to its mean over all ranks. A collective."""
         super().after_gradient_based_update(timesteps=timesteps)
-        norms = {m: float(norm) for m, norm in self.moving_avg_sqd_adv_norms_per_module.items()}
-        for module_id, norm in self.ranks.mean(norms, list(norms)).items():
-            self._set_norm(module_id, norm)
-
-    def remove_module(self, module_id: str, **kwargs: Any) -> None:
-        super().remove_module(module_id, **kwargs)
-        self.moving_avg_sqd_adv_norms_per_module.pop(module_id, None)
-
-    def _set_norm(self, module_id: str, norm: float) -> None:
-        self.moving_avg_sqd_adv_norms_per_module[module_id] = torch.tensor(
-            norm, dtype=torch.float64, device=self.device
-        )
-
-    def get_extra_state(self) -> dict[str, Any]:
-        norms = {m: float(norm) for m, norm in self.moving_avg_sqd_adv_norms_per_module.items()}
-        return {**super().get_extra_state(), "moving_avg_sqd_adv_norms": norms}
-
-    def set_extra_state(self, state: Mapping[str, Any]) -> None:
-        super().set_extra_state(state)
-        for module_id, norm in state["moving_avg_sqd_adv_norms"].items():
-            if module_id in self.moving_avg_sqd_adv_norms_per_module:
-                self._set_norm(module_id, float(norm))
+        norms = self.coefficients[_NORM]
+        norms |= self.ranks.mean(norms, list(norms))
 
 
 def with_burn_in(columns: Mapping[str, Any], num_steps: int) -> dict[str, Any]:

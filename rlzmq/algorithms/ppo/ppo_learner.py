@@ -11,13 +11,11 @@ from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from typing import Any, ClassVar, NamedTuple, cast
 
-import gymnasium as gym
 import torch
 from torch import Tensor
 
 from rlzmq.algorithms.ppo import PPOConfig, PPOTrainingSettings
 from rlzmq.config.base_config import BaseConfig
-from rlzmq.connectors.defaults import add_estimator
 from rlzmq.connectors.learner import GeneralAdvantageEstimation
 from rlzmq.episodes.columns import Columns
 from rlzmq.learners.learner import TorchLearner
@@ -151,22 +149,15 @@ class PPOLearner(TorchLearner):
         """Return `ValueFunctionAPI`."""
         return [ValueFunctionAPI]
 
-    def make_learner_connector(self, observation_space: gym.Space[Any], action_space: gym.Space[Any]) -> Any:
-        """Return the config's pipeline, with PPO's pieces at the beginning and the end.
-
-        Without ``config.use_gae``, advantages are discounted returns minus the values (λ = 1).
-        """
-        pipeline = super().make_learner_connector(observation_space, action_space)
-        if self.config.add_default_connectors_to_learner_pipeline:
-            lambda_ = self.config.lambda_ if self.config.use_gae else 1.0
-            estimator = GeneralAdvantageEstimation(
-                gamma=self.config.gamma,
-                lambda_=lambda_,
-                standardize=self.config.standardize_advantages,
-                keeps_values=self.config.vf_clip_change is not None,
-            )
-            add_estimator(pipeline, estimator)
-        return pipeline
+    def make_estimator(self) -> GeneralAdvantageEstimation:
+        """Return GAE. Without ``config.use_gae``, advantages are discounted returns minus the values (λ = 1)."""
+        config = self.config
+        return GeneralAdvantageEstimation(
+            gamma=config.gamma,
+            lambda_=config.lambda_ if config.use_gae else 1.0,
+            standardize=config.standardize_advantages,
+            keeps_values=config.vf_clip_change is not None,
+        )
 
     def compute_loss_for_module(
         self, *, module_id: str, config: BaseConfig, batch: dict[str, Any], fwd_out: dict[str, Any]
