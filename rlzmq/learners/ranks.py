@@ -17,19 +17,17 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
-from itertools import groupby
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import msgpack  # type: ignore[import-untyped]
 import numpy as np
 import torch
-import torch.distributed as dist
-from torch import Tensor, nn
+from torch import nn
 
 from rlzmq.core import faults
 from rlzmq.core.plain import from_plain, to_plain
 from rlzmq.core.process import num_usable_cores
-from rlzmq.learners.distributed import RankGroup, SharedRows
+from rlzmq.learners.distributed import GradientAverage, RankGroup
 from rlzmq.modules.weights import has_convolutions
 
 if TYPE_CHECKING:
@@ -53,7 +51,6 @@ COMPARE_EVERY_UPDATES = 100
 """Number of updates between comparisons of the ranks' weights; they are also compared after each re-forming."""
 # After this many updates (the first one warms up), rank 0 logs whether several ranks are worthwhile.
 _NUM_MEASURED_UPDATES = 6
-_ALIGN_BYTES = 64
 
 
 @dataclass(frozen=True)
@@ -110,7 +107,7 @@ class Ranks:
         self.group: RankGroup | None = None
         self.num_divergences: int = 0
         self.num_passes: int = 0
-        self._average: _Average | None = None
+        self._average: GradientAverage | None = None
         self._speedups: list[float] = []  # in the first updates
         self._num_threads: int | None = None  # with torch_num_threads="auto"
 
@@ -267,7 +264,7 @@ class Ranks:
                 if isinstance(modules[module_id], nn.Module)
             )  # each tensor once, even if modules share it
             parameters = [p for p in networks.parameters() if p.requires_grad]
-            self._average = _Average(self.group, parameters, list(networks.buffers()))
+            self._average = GradientAverage(self.group, parameters, list(networks.buffers()))
         self._average.run()
 
     def agree_on_update(
@@ -393,141 +390,6 @@ class Ranks:
         return {
             name: total / weight if weight else 0.0 for name, (total, weight) in zip(names, sums, strict=True)
         }
-
-
-class _Average:
-    """Averages gradients over ranks, in one exchange after the backward pass; buffers become those of rank 0.
-
-    Each host's gradients are summed in the order of its ranks. With several hosts, the first ranks sum these sums, so
-    each crosses the network once. All ranks get the same bits. Without shared memory, torch's process group sums them.
-    A parameter without a gradient on a rank counts as zeros, so ranks may train different modules.
-
-    Args:
-        group: The ranks.
-        parameters: All trainable parameters.
-        buffers: All buffers, e.g. a BatchNorm's statistics.
-    """
-
-    def __init__(self, group: RankGroup, parameters: Sequence[Tensor], buffers: Sequence[Tensor]) -> None:
-        self._group = group
-        self._parameters, self._buffers = parameters, buffers
-        self._layouts = gradients, others = _Layout(parameters), _Layout(buffers)
-        num_bytes = gradients.num_bytes + others.num_bytes
-        self._row = torch.zeros(num_bytes, dtype=torch.uint8, device=group.device)
-        self._result = self._placed(self._row)
-        self._rows = group.share_rows(num_bytes) if num_bytes else None
-        if self._rows is not None:
-            self._by_turn = [[self._placed(row) for row in of_turn] for of_turn in self._rows.rows]
-
-    def _placed(self, row: Tensor) -> _Placed:
-        gradients, buffers = self._layouts
-        begin, end = gradients.num_bytes, gradients.num_bytes + buffers.num_bytes
-        return _Placed(*gradients.on(row), buffers.on(row[begin:])[0], row[begin:end])
-
-    def run(self) -> None:
-        """Replace each parameter's gradient by its mean over the ranks; the next call overwrites it.
-
-        Raises:
-            PeerLostError: A peer died or hangs.
-        """
-        with self._group.typed_errors("gradient exchange"), torch.no_grad():
-            if self._rows is None:
-                self._fill(self._result)
-                self._reduce(self._group.process_group)
-            else:
-                self._sum_in_memory(self._rows)
-            for parameter, mean in zip(self._parameters, self._result.gradients, strict=True):
-                parameter.grad = mean
-            if self._buffers and self._group.rank:
-                torch._foreach_copy_(list(self._buffers), self._result.buffers)
-
-    def _fill(self, mine: _Placed) -> None:
-        gradients = [p.grad for p in self._parameters]
-        for view, gradient in zip(mine.gradients, gradients, strict=True):
-            if gradient is None:
-                view.zero_()
-        filled = [(view, g) for view, g in zip(mine.gradients, gradients, strict=True) if g is not None]
-        if filled:
-            torch._foreach_copy_(*map(list, zip(*filled, strict=True)))  # type: ignore[arg-type]
-        for block in mine.blocks:
-            block.mul_(1 / self._group.world_size)
-        if self._buffers and self._group.rank == 0:
-            torch._foreach_copy_(mine.buffers, list(self._buffers))
-
-    def _reduce(self, process_group: dist.ProcessGroup | None) -> None:
-        for block in self._result.blocks:
-            dist.all_reduce(block, group=process_group)
-        if self._buffers:
-            dist.broadcast(self._result.rest, src=0, group=process_group)
-
-    def _sum_in_memory(self, rows: SharedRows) -> None:
-        result = self._result
-        self._fill(self._by_turn[rows.begin()][rows.index])
-        rows.post()
-        first, *others = self._by_turn[rows.wait()]
-        for index, total in enumerate(result.blocks):
-            torch.add(first.blocks[index], others[0].blocks[index], out=total) if others else total.copy_(
-                first.blocks[index]
-            )
-            for other in others[1:]:
-                total.add_(other.blocks[index])
-        result.rest.copy_(first.rest)
-        if self._group.num_hosts == 1:
-            return
-        turn, size = rows.begin(), len(self._row)
-        if rows.index == 0:
-            self._reduce(self._group.first_ranks)
-            rows.rows[turn, 0, :size] = self._row
-        rows.post()
-        turn = rows.wait()
-        if rows.index:
-            self._row.copy_(rows.rows[turn, 0, :size])
-
-    def close(self) -> None:
-        """Leave the shared memory. Idempotent."""
-        if self._rows is not None:
-            self._rows.close()
-
-
-class _Placed(NamedTuple):
-    """Views of a row of bytes: gradients, one flat block of them per dtype, buffers, and all bytes of these."""
-
-    gradients: list[Tensor]
-    blocks: list[Tensor]
-    buffers: list[Tensor]
-    rest: Tensor
-
-
-class _Layout:
-    """The positions of tensors in a row of bytes; those of one dtype are adjacent."""
-
-    def __init__(self, tensors: Sequence[Tensor]) -> None:
-        order = sorted(range(len(tensors)), key=lambda index: str(tensors[index].dtype))
-        self._tensors = tensors
-        self._dtypes: list[tuple[torch.dtype, list[int], int, int]] = []
-        begin = 0
-        for dtype, group in groupby(order, key=lambda index: tensors[index].dtype):
-            members = list(group)
-            end = begin + dtype.itemsize * sum(tensors[index].numel() for index in members)
-            self._dtypes.append((dtype, members, begin, end))
-            begin = -(-end // _ALIGN_BYTES) * _ALIGN_BYTES
-        self.num_bytes = begin
-
-    def on(self, row: Tensor) -> tuple[list[Tensor], list[Tensor]]:
-        """Return the tensors' views of a row, uint8 ``[num_bytes or more]``, and one flat block per dtype."""
-        views: dict[int, Tensor] = {}
-        blocks = []
-        for dtype, members, begin, end in self._dtypes:
-            block = row[begin:end].view(dtype)
-            blocks.append(block)
-            offset = 0
-            for index in members:
-                tensor = self._tensors[index]
-                part = block[offset : offset + tensor.numel()]
-                offset += tensor.numel()
-                # the parameter's strides, which fused optimizers need; dense strides if it has gaps
-                views[index] = part.as_strided(tensor.shape, torch.empty_like(tensor).stride())
-        return [views[index] for index in range(len(self._tensors))], blocks
 
 
 # Of a learner that chooses the number itself. Two were measured; minibatches of images are too small for very many.

@@ -28,7 +28,6 @@ __all__ = [
     "TorchMultiDistribution",
     "TorchSquashedGaussian",
     "action_dist_cls_for",
-    "check_dist_inputs",
     "num_dist_inputs",
     "sample_categorical",
 ]
@@ -56,7 +55,7 @@ class Distribution(ABC):
     """An action distribution over a batch, made by :meth:`from_logits` from a model's output tensor.
 
     The classes only hold tensors, without argument validation and with lazy computation, so creating one per vector
-    step is cheap. Learners detect NaN inputs (:func:`check_dist_inputs`).
+    step is cheap.
 
     Leading dimensions of the inputs are the batch (``[B, ...]`` or ``[B, T, ...]``). ``logp``, ``entropy`` and ``kl``
     have exactly that shape; they are summed over the dimensions of an action.
@@ -69,9 +68,6 @@ class Distribution(ABC):
 
     #: Whether :meth:`logp` is defined.
     has_logp: ClassVar[bool] = True
-
-    #: Settings that :meth:`get_partial_dist_cls` bound to this class.
-    partial_kwargs: ClassVar[dict[str, Any]] = {}
 
     @classmethod
     @abstractmethod
@@ -147,29 +143,11 @@ class Distribution(ABC):
         for name in kwargs:
             if not hasattr(cls, name):
                 raise TypeError(f"{cls.__name__} has no setting {name!r}")
-        bound = {"__slots__": (), "partial_kwargs": {**cls.partial_kwargs, **kwargs}, **kwargs}
-        return type(f"{cls.__name__}Partial", (cls,), bound)
+        return type(f"{cls.__name__}Partial", (cls,), {"__slots__": (), **kwargs})
 
 
 #: RLlib's name for the torch branch of the family, which is the only one here.
 TorchDistribution = Distribution
-
-
-def check_dist_inputs(logits: Tensor, *, module_id: str, column: str = "action_dist_inputs") -> None:
-    """Raise an error if a model's distribution inputs contain NaN. For learners, not for every sampling step.
-
-    Raises:
-        ValueError: The inputs contain NaN; the text names the module, the column and the first bad row.
-    """
-    bad = torch.isnan(logits).flatten(0, -2).any(-1) if logits.dim() > 1 else torch.isnan(logits)
-    num_bad = int(bad.sum())
-    if num_bad:
-        first = int(bad.nonzero()[0, 0])
-        raise ValueError(
-            f"module {module_id!r}: column {column!r} holds NaN in {num_bad} of {bad.numel()} rows, "
-            f"first in row {first}; expected finite values (or -inf for a masked action). "
-            "Look for NaN in the observations or rewards, a learning rate too high, or missing grad_clip."
-        )
 
 
 # An exponential race needs fewer kernels than inverting the distribution function, but samples one variate per logit

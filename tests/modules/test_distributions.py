@@ -21,7 +21,6 @@ from rlzmq.modules.distributions import (
     TorchMultiCategorical,
     TorchSquashedGaussian,
     action_dist_cls_for,
-    check_dist_inputs,
     num_dist_inputs,
     sample_categorical,
 )
@@ -268,12 +267,3 @@ def test_unsupported_action_spaces_are_named_with_a_way_out() -> None:
         action_dist_cls_for(gym.spaces.Box(0, 2**40, (1,), np.int64))
     with pytest.raises(ConfigurationError, match="module 'p1' has no action space"):
         action_dist_cls_for(None, where="module 'p1'")
-
-
-def test_nan_inputs_are_reported_with_module_column_and_row() -> None:
-    logits = torch.zeros(2, 3, 4)
-    check_dist_inputs(logits, module_id="p0")
-    check_dist_inputs(torch.tensor([0.0, NEG_INF]), module_id="p0")
-    logits[1, 0, 2] = float("nan")
-    with pytest.raises(ValueError, match=r"module 'p0'.*'action_dist_inputs'.*1 of 6 rows, first in row 3"):
-        check_dist_inputs(logits, module_id="p0")
