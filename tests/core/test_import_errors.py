@@ -33,15 +33,10 @@ NO_DREAMER = "Instead: PPO or SAC: there is no model-based algorithm."
             "import rlzmq.algorithms.dreamerv3",
             "No module named 'rlzmq.algorithms.dreamerv3'. " + NO_DREAMER,
         ),
-        ("from rlzmq.env import MultiAgentEnv", f"No module named 'rlzmq.env'. {FROM_THE_TOP} …"),
         (
             "from rlzmq.env.multi_agent_env import MultiAgentEnv",
             f"No module named 'rlzmq.env.multi_agent_env'. {FROM_THE_TOP} MultiAgentEnv, make_multi_agent, "
             "ParallelPettingZooEnv, PettingZooEnv",
-        ),
-        (
-            "from rlzmq.utils.metrics.metrics_logger import MetricsLogger",
-            f"No module named 'rlzmq.utils.metrics.metrics_logger'. {FROM_THE_TOP} MetricsLogger",
         ),
     ],
 )

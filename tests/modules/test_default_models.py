@@ -119,19 +119,6 @@ def test_rows_do_not_mix_and_a_time_dimension_is_only_more_rows(name: str) -> No
             torch.testing.assert_close(encoder(take(obs, b)), whole[b], rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("space", ACTIONS, ids=str)
-def test_every_action_space_can_be_acted_in(space: gym.Space[Any]) -> None:
-    module = build(VECTOR, space)
-    out = module.forward_exploration({Columns.OBS: torch.randn(6, 4)})
-    dist = module.get_exploration_action_dist_cls().from_logits(out[Columns.ACTION_DIST_INPUTS])
-    actions, logp = dist.sample_and_logp(generator=torch.Generator().manual_seed(0))
-    assert logp.shape == (6,)
-    first = take(actions, 0)
-    assert space.contains(first if not isinstance(first, torch.Tensor) else first.numpy()) or isinstance(
-        space, gym.spaces.Box | gym.spaces.Dict
-    )
-
-
 @pytest.mark.parametrize("size", [(1, 1), (2, 9), (13, 64), (63, 65), (210, 160)])
 def test_images_of_any_size_shrink_to_a_small_map(size: tuple[int, int]) -> None:
     filters = default_conv_filters(*size)
