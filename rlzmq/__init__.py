@@ -161,7 +161,7 @@ if TYPE_CHECKING:  # type checkers and editors read these imports, and so does `
         ReplayLearner as ReplayLearner,
         importance_weights as importance_weights,
     )
-    from rlzmq.learners.sources import BatchSource as BatchSource
+    from rlzmq.learners.batches import BatchSource as BatchSource
     from rlzmq.learners.target_network_learner import (
         TargetNetworkLearner as TargetNetworkLearner,
         discounts as discounts,

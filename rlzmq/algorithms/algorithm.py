@@ -1,4 +1,7 @@
-"""Algorithm: the synchronous interface of a run."""
+"""Algorithm: the synchronous interface of a run.
+
+    train ─► AsyncAlgorithm.train ─► training_step ─► UpdatePipeline.run_update: sample, update, publish
+"""
 
 from __future__ import annotations
 

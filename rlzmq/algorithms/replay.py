@@ -22,8 +22,8 @@ from rlzmq.core.checkpoint import open_checkpoint, read_part, write_checkpoint
 from rlzmq.core.errors import CheckpointError, ConfigurationError
 from rlzmq.core.run_dir import checkpoints_at
 from rlzmq.episodes.episode_batch import EpisodeBatch
+from rlzmq.learners.batches import BatchSource, FreshBatch
 from rlzmq.learners.learner import Learner
-from rlzmq.learners.sources import BatchSource, FreshBatch
 from rlzmq.roles.arrival_log import (
     ArrivalFile,
     RecordedUpdate,

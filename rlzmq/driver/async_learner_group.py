@@ -16,7 +16,7 @@ from rlzmq.core.patience import Supervision
 from rlzmq.driver.async_env_runner_group import asyncio_gather
 from rlzmq.driver.process_config import config_for_learners, weights_to_load
 from rlzmq.driver.supervision import LearnerSupervisor, spawn_within
-from rlzmq.learners.sources import num_env_steps_of
+from rlzmq.episodes.episode_batch import num_env_steps_of
 from rlzmq.modules.saving import read_module_states
 from rlzmq.replay.replay_buffer import divide_states
 from rlzmq.roles.formation import LEARNER_ROLE, form_group

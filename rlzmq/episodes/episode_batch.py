@@ -427,3 +427,14 @@ def join_chunks(batch: EpisodeBatch) -> EpisodeBatch:
     }
     batch = EpisodeBatch(**{**batch._fields(), **without, **dict.fromkeys(AGENT_LISTS), "meta": None})
     return batch.joined(*batch.runs(batch.episode_ids, np.zeros(len(batch), np.int64)))
+
+
+def num_env_steps_of(episodes: Any) -> int:
+    """Return the number of env steps of an EpisodeBatch, of a list of them, or of a list of episodes."""
+    if hasattr(episodes, "num_env_steps"):
+        return int(episodes.num_env_steps)
+    num = 0
+    for item in episodes:
+        of_batch = getattr(item, "num_env_steps", None)
+        num += int(item.env_steps() if of_batch is None else of_batch)
+    return num

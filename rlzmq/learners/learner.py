@@ -46,13 +46,13 @@ from rlzmq.core.names import ALL_MODULES, LEARNER_PATH
 from rlzmq.core.signatures import TellsUncalled, check_takes
 from rlzmq.core.update_plan import derive_seed
 from rlzmq.episodes.columns import DEFAULT_MODULE_ID
+from rlzmq.episodes.episode_batch import num_env_steps_of
+from rlzmq.learners.batches import BatchSource, FreshBatch, MinibatchIterator, TrainBatch, TrainBatchBuilder
 from rlzmq.learners.execution import LearnerCompiler, MixedPrecision
 from rlzmq.learners.learner_report import LearnerReport, Scalar
 from rlzmq.learners.optimizers import DEFAULT_OPTIMIZER, Optimizers, make_adam
 from rlzmq.learners.ranks import Ranks, learner_device
 from rlzmq.learners.snapshot import Snapshot
-from rlzmq.learners.sources import BatchSource, FreshBatch, num_env_steps_of
-from rlzmq.learners.train_batch import MinibatchIterator, TrainBatch, TrainBatchBuilder
 from rlzmq.modules.multi_rl_module import MultiRLModule
 from rlzmq.modules.output_check import check_interfaces, check_training_outputs, no_loss
 from rlzmq.modules.rl_module import SelfSupervisedLossAPI, ValueFunctionAPI

@@ -16,10 +16,9 @@ from rlzmq.core.errors import NotFiniteError
 from rlzmq.core.metrics import LEARNER_STAGES, METRICS_STATES, MetricsLogger, StageTimers
 from rlzmq.core.names import ALL_MODULES, BATCH_SOURCE, REPLAY_BUFFER_RESULTS
 from rlzmq.core.update_plan import ReplayRatio
+from rlzmq.learners.batches import BatchSource, TrainBatch
 from rlzmq.learners.optimizers import Optimizers
 from rlzmq.learners.ranks import Ranks, UpdateAgreement
-from rlzmq.learners.sources import BatchSource
-from rlzmq.learners.train_batch import TrainBatch
 
 __all__ = ["LearnerReport", "Scalar"]
 

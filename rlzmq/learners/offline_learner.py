@@ -25,9 +25,9 @@ from rlzmq.core.spaces import space_filler
 from rlzmq.core.tree import tree_map
 from rlzmq.episodes.bad_values import find_bad_values
 from rlzmq.episodes.columns import DEFAULT_MODULE_ID, Columns
-from rlzmq.episodes.episode_batch import EpisodeBatch
+from rlzmq.episodes.episode_batch import EpisodeBatch, num_env_steps_of
+from rlzmq.learners.batches import BatchSource, FreshBatch
 from rlzmq.learners.learner import TorchLearner
-from rlzmq.learners.sources import BatchSource, FreshBatch, num_env_steps_of
 from rlzmq.replay.shards import OpenedShards, open_shards
 
 __all__ = [

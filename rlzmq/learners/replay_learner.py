@@ -17,8 +17,8 @@ from rlzmq.core.tree import as_numpy, tree_map
 from rlzmq.core.update_plan import ReplayRatio, Schedule, UpdatePlan
 from rlzmq.episodes.batch_columns import ragged_arange
 from rlzmq.episodes.columns import DEFAULT_MODULE_ID, Columns
-from rlzmq.episodes.episode_batch import EpisodeBatch
-from rlzmq.learners.sources import BatchSource, batches_of, num_env_steps_of
+from rlzmq.episodes.episode_batch import EpisodeBatch, num_env_steps_of
+from rlzmq.learners.batches import BatchSource, batches_of
 from rlzmq.learners.target_network_learner import TargetNetworkLearner
 from rlzmq.replay import EpisodeReplayBuffer, ReplayBuffer, joined
 

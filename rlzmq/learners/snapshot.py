@@ -19,11 +19,11 @@ from rlzmq.core.checkpoint import chosen_parts
 from rlzmq.core.errors import PeerLostError
 from rlzmq.core.metrics import MetricsLogger
 from rlzmq.core.plain import without_objects
+from rlzmq.learners.batches import BatchSource
 from rlzmq.learners.distributed import DesynchronizedError
 from rlzmq.learners.learner_report import LearnerReport
 from rlzmq.learners.optimizers import Optimizers
 from rlzmq.learners.ranks import Ranks
-from rlzmq.learners.sources import BatchSource
 from rlzmq.modules.weights import StructureCache
 
 __all__ = ["Snapshot", "parameter_hash"]

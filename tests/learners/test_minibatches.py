@@ -10,7 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rlzmq.learners.train_batch import MinibatchIterator
+from rlzmq.learners.batches import MinibatchIterator
 
 
 def batch_of(**num_rows: int) -> dict[str, dict[str, torch.Tensor]]:

@@ -18,9 +18,9 @@ from rlzmq.connectors.defaults import add_next_observations
 from rlzmq.core.update_plan import ReplayRatio
 from rlzmq.episodes.episode_batch import EpisodeBatch
 from rlzmq.episodes.single_agent_episode import SingleAgentEpisode
+from rlzmq.learners.batches import CircularBuffer
 from rlzmq.learners.offline_learner import OfflineShards
 from rlzmq.learners.replay_learner import EpisodeReplay
-from rlzmq.learners.sources import CircularBuffer
 from rlzmq.replay import EpisodeReplayBuffer, PrioritizedEpisodeReplayBuffer, open_shards, write_shard
 from rlzmq.replay.step_store import Transitions
 from tests.learners.cases import SquareLearner, episode, square_learner

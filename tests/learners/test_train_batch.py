@@ -18,7 +18,7 @@ from rlzmq.connectors.learner import AddNextObservationsFromEpisodesToTrainBatch
 from rlzmq.core.tree import tree_leaves, tree_map
 from rlzmq.episodes.columns import Columns
 from rlzmq.episodes.episode_batch import EpisodeBatch
-from rlzmq.learners.train_batch import TrainBatch
+from rlzmq.learners.batches import TrainBatch
 from tests.learners.cases import (
     ACTION_SPACE,
     OBSERVATION_SPACE,

@@ -20,9 +20,8 @@ from rlzmq.config.base_config import BaseConfig
 from rlzmq.connectors.learner import VTrace
 from rlzmq.connectors.learner.vtrace import TARGET_DIST_INPUTS
 from rlzmq.episodes.columns import Columns
-from rlzmq.learners.sources import BatchSource, CircularBuffer, FreshBatch
+from rlzmq.learners.batches import BatchSource, CircularBuffer, FreshBatch, masked_mean
 from rlzmq.learners.target_network_learner import TargetNetworkUpdates
-from rlzmq.learners.train_batch import masked_mean
 from rlzmq.modules.default_models.actor_critic import DefaultActorCriticModule
 from rlzmq.modules.rl_module import TargetNetworkAPI, ValueFunctionAPI
 

@@ -11,8 +11,8 @@ from torch import Tensor
 
 from rlzmq.config.base_config import BaseConfig
 from rlzmq.episodes.columns import Columns
+from rlzmq.learners.batches import masked_mean
 from rlzmq.learners.offline_learner import OfflineLearner
-from rlzmq.learners.train_batch import masked_mean
 
 __all__ = [
     "BCLearner",

@@ -18,8 +18,8 @@ from rlzmq.connectors.learner import GeneralAdvantageEstimation
 from rlzmq.core.errors import ConfigurationError
 from rlzmq.core.tree import tree_map
 from rlzmq.episodes.columns import Columns
+from rlzmq.learners.batches import TrainBatch, masked_mean
 from rlzmq.learners.offline_learner import OfflineLearner
-from rlzmq.learners.train_batch import TrainBatch, masked_mean
 from rlzmq.modules.distributions import TorchDiagGaussian
 from rlzmq.modules.rl_module import ValueFunctionAPI
 

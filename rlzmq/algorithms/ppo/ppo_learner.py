@@ -18,8 +18,8 @@ from rlzmq.algorithms.ppo import PPOConfig, PPOTrainingSettings
 from rlzmq.config.base_config import BaseConfig
 from rlzmq.connectors.learner import GeneralAdvantageEstimation
 from rlzmq.episodes.columns import Columns
+from rlzmq.learners.batches import MaskedMean
 from rlzmq.learners.learner import TorchLearner
-from rlzmq.learners.train_batch import MaskedMean
 from rlzmq.modules.rl_module import ValueFunctionAPI
 
 __all__ = [
