@@ -20,7 +20,7 @@ from rlzmq.learners.batches import BatchSource, TrainBatch
 from rlzmq.learners.optimizers import Optimizers
 from rlzmq.learners.ranks import Ranks, UpdateAgreement
 
-__all__ = ["LearnerReport", "Scalar"]
+__all__ = ["LearnerReport", "ReportedLearner", "Scalar"]
 
 _logger = logging.getLogger("rlzmq.learners")
 
@@ -35,7 +35,7 @@ _TIMERS = (WAIT, UPDATE, *LEARNER_STAGES, CONNECTOR)
 _MAX_UPDATES_IN_VAIN = 10
 
 
-class _Learner(Protocol):
+class ReportedLearner(Protocol):
     """What results tell of a learner besides its report."""
 
     module: Any
@@ -273,7 +273,7 @@ class LearnerReport:
 
     # -- results -----------------------------------------------------------------------------------
 
-    def results(self, learner: _Learner) -> dict[str, dict[str, Any]]:
+    def results(self, learner: ReportedLearner) -> dict[str, dict[str, Any]]:
         """Return the results of the last update, see `Learner.update`. Times are means since the last call."""
         results: dict[str, dict[str, Any]] = dict(self.means(learner.num_minibatches_per_epoch))
         num_trainable = dict.fromkeys(learner.module.keys(), 0)

@@ -17,13 +17,9 @@ from torch.optim import Optimizer
 
 from rlzmq.core.checkpoint import chosen_parts
 from rlzmq.core.errors import PeerLostError
-from rlzmq.core.metrics import MetricsLogger
 from rlzmq.core.plain import without_objects
-from rlzmq.learners.batches import BatchSource
 from rlzmq.learners.distributed import DesynchronizedError
-from rlzmq.learners.learner_report import LearnerReport
-from rlzmq.learners.optimizers import Optimizers
-from rlzmq.learners.ranks import Ranks
+from rlzmq.learners.learner_report import LearnerReport, ReportedLearner
 from rlzmq.modules.weights import StructureCache
 
 __all__ = ["Snapshot", "parameter_hash"]
@@ -45,17 +41,10 @@ _OTHER_ALGORITHM = (
 )
 
 
-class _Learner(Protocol):
+class _Learner(ReportedLearner, Protocol):
     """What a snapshot reads and restores of its learner, and the hooks that a subclass's own state goes through."""
 
-    module: Any
-    metrics: MetricsLogger
-    source: BatchSource
-    ranks: Ranks
-    optimizers: Optimizers
     report: LearnerReport
-    _learner_connector: Any
-    weights_seq_no: int
     seed: int
     scheduled_settings: ClassVar[Sequence[str]]
 
