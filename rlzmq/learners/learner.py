@@ -42,7 +42,7 @@ from rlzmq.connectors.defaults import add_estimator
 from rlzmq.connectors.learner.advantages import FORWARD_OUTPUTS, WholeBatchEstimator
 from rlzmq.core.checkpoint import Checkpointable
 from rlzmq.core.metrics import MetricsLogger
-from rlzmq.core.names import ALL_MODULES, LEARNER_PATH
+from rlzmq.core.names import ALL_MODULES, LEARNER_PATH, NUM_ENV_STEPS_SAMPLED_LIFETIME
 from rlzmq.core.signatures import TellsUncalled, check_takes
 from rlzmq.core.update_plan import derive_seed
 from rlzmq.episodes.columns import DEFAULT_MODULE_ID
@@ -59,9 +59,7 @@ from rlzmq.modules.rl_module import SelfSupervisedLossAPI, ValueFunctionAPI
 from rlzmq.modules.saving import read_module_states
 from rlzmq.modules.weights import is_trainable
 
-__all__ = ["NUM_ENV_STEPS_LIFETIME", "Learner", "TorchLearner"]
-
-NUM_ENV_STEPS_LIFETIME = "num_env_steps_sampled_lifetime"
+__all__ = ["Learner", "TorchLearner"]
 
 
 class _Options(NamedTuple):
@@ -243,7 +241,7 @@ class Learner(TellsUncalled, Checkpointable):
         else:
             train_batches = iter([self._builder.of_batches(batches if batch is None else [batch])])
         trained = self.report.num_env_steps_of_all_ranks_lifetime
-        self._train(train_batches, options, {NUM_ENV_STEPS_LIFETIME: trained, **(timesteps or {})})
+        self._train(train_batches, options, {NUM_ENV_STEPS_SAMPLED_LIFETIME: trained, **(timesteps or {})})
         return self.results() if with_results else {}
 
     def _train(
@@ -549,7 +547,7 @@ class Learner(TellsUncalled, Checkpointable):
         Args:
             timesteps: The lifetime counters given to `update`.
         """
-        num_env_steps = int(timesteps[NUM_ENV_STEPS_LIFETIME])
+        num_env_steps = int(timesteps[NUM_ENV_STEPS_SAMPLED_LIFETIME])
         for setting, module_id, value in self.optimizers.follow_schedules(num_env_steps):
             if module_id in self.trained_module_ids:
                 self.log_stats(module_id, {f"curr_{setting}": value})

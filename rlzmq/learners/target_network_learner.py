@@ -12,8 +12,9 @@ import torch
 from torch import Tensor
 
 from rlzmq.connectors.defaults import add_next_observations
+from rlzmq.core.names import NUM_ENV_STEPS_SAMPLED_LIFETIME
 from rlzmq.episodes.columns import Columns
-from rlzmq.learners.learner import NUM_ENV_STEPS_LIFETIME, TorchLearner
+from rlzmq.learners.learner import TorchLearner
 from rlzmq.learners.optimizers import make_adam
 from rlzmq.modules.rl_module import TargetNetworkAPI
 from rlzmq.modules.weights import StructureCache, parameters_of
@@ -174,7 +175,7 @@ class TargetNetworkLearner(TargetNetworkUpdates):
         super().apply_gradients(gradients_dict)
         period = cast(_TargetNetworkSettings, self.config).target_network_update_freq
         if self.updates_targets():
-            self.update_targets_if_due(int(self.timesteps.get(NUM_ENV_STEPS_LIFETIME, 0)), period)
+            self.update_targets_if_due(int(self.timesteps.get(NUM_ENV_STEPS_SAMPLED_LIFETIME, 0)), period)
 
     def updates_targets(self) -> bool:
         """Return whether target networks may follow this minibatch's step; called after it. Override to delay them."""
