@@ -19,7 +19,6 @@ import torch
 
 from rlzmq.algorithms.checkpoints import read_algorithm
 from rlzmq.algorithms.policy_agents import (
-    Steps,
     agents_of_policy,
     agents_with_modules,
     as_batch_of,
@@ -284,51 +283,6 @@ class Policy(AnswersSynonyms):
 
     # -- with an episode ------------------------------------------------------------------------
 
-    @property
-    def lookback(self) -> int:
-        """Number of earlier steps of the episode that connector pieces may read."""
-        return self._lookback
-
-    def begin_episode(self, observation: Any) -> Any:
-        """Return an episode with its first observation, for `act_in`. For policies of one agent."""
-        return self._new_episode(self._agents.wrapped(observation), None)
-
-    def continue_episode(
-        self,
-        observations: list[Any],
-        actions: list[Any],
-        rewards: list[float],
-        extra_model_outputs: list[dict[str, Any]],
-        num_steps: int,
-    ) -> Any:
-        """Return an episode with its last N steps, for `act_in`. For policies of one agent.
-
-        Args:
-            observations: N observations as connector pieces have stored them, and the env's newest one.
-            actions, rewards, extra_model_outputs: Those of the N >= 1 steps, as `act_in` returned them.
-            num_steps: Number of steps so far, >= N.
-        """
-        steps = Steps(observations, actions, rewards, extra_model_outputs, num_steps)
-        return self._agents.continue_episode(steps)
-
-    def act_in(
-        self, episodes: list[Any], *, explore: bool, generator: torch.Generator | None = None
-    ) -> tuple[list[Any], list[Any], list[Any]]:
-        """Compute the next actions in episodes, independent of the current episode. Pieces may change them.
-
-        Args:
-            episodes: From `begin_episode` and `continue_episode`.
-            explore: See `compute_action`.
-            generator: Samples the actions; None: the policy's own.
-
-        Returns:
-            Per episode: the action for the env, the action as episodes store it, the module's other outputs.
-        """
-        shared_data = {"generator": self._generator if generator is None else generator}
-        for_env, extras = self._run_pipelines(episodes, explore, shared_data)
-        found = for_env, self._stored_actions, extras
-        return tuple([self._agents.unwrapped(item) for item in items] for items in found)  # type: ignore[return-value]
-
     def _step(self, observation: Any, explore: bool, reward: Any) -> Any:
         if self._episode is None:
             self._episode = self._new_episode(observation, 0)
@@ -344,8 +298,8 @@ class Policy(AnswersSynonyms):
         self._num_steps += 1
         return actions[0]
 
-    def _new_episode(self, observation: Any, index: int | None) -> object:
-        return self._agents.new_episode(observation, None if index is None else f"{index}")
+    def _new_episode(self, observation: Any, index: int) -> object:
+        return self._agents.new_episode(observation, f"{index}")
 
     def _run_pipelines(
         self, episodes: list[Any], explore: bool, shared_data: dict[str, Any]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import abc
 import contextlib
 from collections.abc import Hashable, Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 import gymnasium as gym
 import numpy as np
@@ -20,7 +20,6 @@ from rlzmq.episodes.single_agent_episode import SingleAgentEpisode
 
 __all__ = [
     "PolicyAgents",
-    "Steps",
     "agents_of_policy",
     "agents_with_modules",
     "as_batch_of",
@@ -82,16 +81,6 @@ def _checked_agent(agent_id: Hashable, module_id: str | None, config: BaseConfig
     return agent_id
 
 
-class Steps(NamedTuple):
-    """The last steps of an episode; see `Policy.continue_episode`."""
-
-    observations: list[Any]
-    actions: list[Any]
-    rewards: list[float]
-    extra_model_outputs: list[dict[str, Any]]
-    num_steps: int
-
-
 class PolicyAgents(abc.ABC):
     """The agents that a policy plays, and their episodes.
 
@@ -115,12 +104,8 @@ class PolicyAgents(abc.ABC):
         """See `Policy.acting_module`."""
 
     @abc.abstractmethod
-    def new_episode(self, observation: Any, name: str | None) -> Any:
+    def new_episode(self, observation: Any, name: str) -> Any:
         """Return an episode with its first observation."""
-
-    @abc.abstractmethod
-    def continue_episode(self, steps: Steps) -> Any:
-        """Return an episode with its last steps."""
 
     @abc.abstractmethod
     def add_step(self, episode: Any, observation: Any, actions: Any, reward: Any, outputs: Any) -> None:
@@ -162,22 +147,10 @@ class _OnlyAgent(PolicyAgents):
     def acting_module(self) -> tuple[str, Any, Any]:
         return DEFAULT_MODULE_ID, self.acting, None
 
-    def new_episode(self, observation: Any, name: str | None) -> SingleAgentEpisode:
+    def new_episode(self, observation: Any, name: str) -> SingleAgentEpisode:
         episode = SingleAgentEpisode(name, **self._spaces)
         episode.add_env_reset(observation, {})
         return episode
-
-    def continue_episode(self, steps: Steps) -> SingleAgentEpisode:
-        outputs = steps.extra_model_outputs
-        return SingleAgentEpisode(
-            observations=steps.observations,
-            actions=steps.actions,
-            rewards=steps.rewards,
-            extra_model_outputs={name: [step[name] for step in outputs] for name in outputs[0]},
-            t_started=steps.num_steps - 1,
-            len_lookback_buffer=len(steps.actions) - 1,
-            **self._spaces,
-        )
 
     def add_step(self, episode: Any, observation: Any, actions: Any, reward: Any, outputs: Any) -> None:
         episode.add_env_step(observation, actions, float(reward), {}, extra_model_outputs=outputs)
@@ -208,13 +181,10 @@ class _AllAgents(PolicyAgents):
         refuse_tuple(self.spaces[0], observation)
         return {agent_id: as_value_of(self.spaces[0][agent_id], own) for agent_id, own in observation.items()}
 
-    def new_episode(self, observation: Any, name: str | None) -> MultiAgentEpisode:
+    def new_episode(self, observation: Any, name: str) -> MultiAgentEpisode:
         episode = MultiAgentEpisode(name, agent_to_module_mapping_fn=self._mapping_fn, **self._spaces)
         episode.add_env_reset(observations=observation, infos={})
         return episode
-
-    def continue_episode(self, steps: Steps) -> MultiAgentEpisode:
-        raise NotImplementedError("episodes are continued by policies of one agent.")
 
     def add_step(self, episode: Any, observation: Any, actions: Any, reward: Any, outputs: Any) -> None:
         given = reward if isinstance(reward, Mapping) else dict.fromkeys(actions, reward)
@@ -249,21 +219,6 @@ class _OneOfAgents(_AllAgents):
 
     def checked(self, observation: Any) -> Any:
         return PolicyAgents.checked(self, observation)
-
-    def continue_episode(self, steps: Steps) -> MultiAgentEpisode:
-        observations, actions, rewards, outputs = ([*map(self.wrapped, items)] for items in steps[:4])
-        t_started = steps.num_steps - 1
-        return MultiAgentEpisode(
-            agent_to_module_mapping_fn=self._mapping_fn,
-            observations=observations,
-            actions=actions,
-            rewards=rewards,
-            extra_model_outputs=outputs,
-            env_t_started=t_started,
-            agent_t_started={self._agent_id: t_started},
-            len_lookback_buffer=len(actions) - 1,
-            **self._spaces,
-        )
 
     def wrapped(self, item: Any) -> Any:
         return {self._agent_id: item}

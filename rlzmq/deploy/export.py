@@ -44,7 +44,6 @@ __all__ = [
     "GraphOutputs",
     "PolicyGraph",
     "Port",
-    "StatelessGraph",
     "check_against",
     "export_policy",
     "zeros_of",
@@ -70,8 +69,8 @@ class GraphOutputs:
     dist_inputs: torch.Tensor | None
 
 
-class StatelessGraph(torch.nn.Module):
-    """A policy of one agent as a function of tensors, with explicit state: see `forward`.
+class PolicyGraph(torch.nn.Module):
+    """A policy of one agent as a function of tensors, with explicit state and frozen statistics: see `forward`.
 
     Each of the B rows is a step of a different episode.
 
@@ -86,56 +85,21 @@ class StatelessGraph(torch.nn.Module):
         module_id, agent_id: See `Policy.acting_module`.
 
     Raises:
-        ConfigurationError: The policy plays several agents.
+        ConfigurationError: A connector piece has no `to_torch`, or the policy plays several agents.
     """
-
-    agent_id: Any
-    initial_state: dict[str, Any]
-    module: Any
-    module_id: str
-    reads_rewards: bool
 
     def __init__(self, policy: Policy) -> None:
         super().__init__()
         self.module_id, self.module, self.agent_id = policy.acting_module()
         self.observation_space: gym.Space[Any] = policy.observation_space
         self.action_space: gym.Space[Any] = policy.action_space
-
-    def forward(
-        self,
-        observations: object,
-        state: dict[str, Any],
-        rewards: torch.Tensor | None = None,
-        generator: torch.Generator | None = None,
-    ) -> GraphOutputs:
-        """Compute the actions of B episodes for one step.
-
-        Args:
-            observations: Tree of tensors ``[B, ...]`` of the observation space's dtypes.
-            state: `initial_state` as B rows, or the state after the previous step.
-            rewards: float32 ``[B]``, the reward of the previous action, 0 at the beginning of an episode; None
-                unless `reads_rewards`.
-            generator: Samples the actions from the exploration distribution; None: greedy actions.
-        """
-        raise NotImplementedError
-
-
-class PolicyGraph(StatelessGraph):
-    """A policy of torch operations, with frozen statistics.
-
-    Raises:
-        ConfigurationError: A connector piece has no `to_torch`, or the policy plays several agents.
-    """
-
-    def __init__(self, policy: Policy) -> None:
-        super().__init__(policy)
         self._num_env_steps = policy.num_env_steps_sampled
         pipelines = policy.pipelines()
         self._before = self._pieces_of(pipelines["env_to_module_connector"])
         self._after = self._pieces_of(pipelines["module_to_env_connector"])
         # For each piece: (the piece's name of a part of its memory, the name in the state).
         self._names: list[list[tuple[str, str]]] = []
-        self.initial_state = {}
+        self.initial_state: dict[str, Any] = {}
         for piece in (*self._before, *self._after):
             names = [(name, self._free_name(name)) for name in piece.initial_memory]
             for name, unique in names:
@@ -172,6 +136,15 @@ class PolicyGraph(StatelessGraph):
         rewards: torch.Tensor | None = None,
         generator: torch.Generator | None = None,
     ) -> GraphOutputs:
+        """Compute the actions of B episodes for one step.
+
+        Args:
+            observations: Tree of tensors ``[B, ...]`` of the observation space's dtypes.
+            state: `initial_state` as B rows, or the state after the previous step.
+            rewards: float32 ``[B]``, the reward of the previous action, 0 at the beginning of an episode; None
+                unless `reads_rewards`.
+            generator: Samples the actions from the exploration distribution; None: greedy actions.
+        """
         batch: Batch = {Columns.OBS: observations}
         if rewards is not None:
             batch[Columns.REWARDS] = rewards
@@ -245,7 +218,7 @@ class FlatPolicyGraph(torch.nn.Module):
         inputs, outputs: The name, dtype and shape of each tensor.
     """
 
-    def __init__(self, graph: StatelessGraph) -> None:
+    def __init__(self, graph: PolicyGraph) -> None:
         super().__init__()
         self.policy = graph
         tree: dict[str, Any] = {"obs": zeros_of(graph.observation_space, 1)}

@@ -2,12 +2,6 @@
 
 Requests of several clients share a forward pass, so each is checked on its arrival (`rows_from_json`): structure, shape
 and dtype, that numbers are finite, and discrete values, which modules use as indices, in their range.
-
-    observation, reward, state ─► episode of the last steps ─► the policy's pipelines ─► the env's action
-                                            └─► the last steps, with this one ─► next state
-
-`EpisodeGraph` answers the same calls as `PolicyGraph`, for connector pieces without `to_torch`. Each row is computed in
-Python, so it is slower, and it cannot be exported.
 """
 
 from __future__ import annotations
@@ -28,8 +22,7 @@ from rlzmq.core.checkpoint import read_manifest
 from rlzmq.core.errors import CheckpointError, ConfigurationError, cut, printable
 from rlzmq.core.run_dir import checkpoints_at
 from rlzmq.core.synonyms import did_you_mean
-from rlzmq.core.tree import tree_map, tree_stack, tree_unstack
-from rlzmq.deploy.export import FlatPolicyGraph, GraphOutputs, PolicyGraph, Port, StatelessGraph, zeros_of
+from rlzmq.deploy.export import FlatPolicyGraph, PolicyGraph, Port
 
 __all__ = [
     "Arrays",
@@ -186,109 +179,6 @@ def _kind(value: object) -> str:
     return names.get(type(value), "a number")
 
 
-_NUM_STEPS = "num_steps"
-
-
-class EpisodeGraph(StatelessGraph):
-    """A policy that runs in Python, whose state are the last steps of the episode.
-
-    Pieces see an episode with as many earlier steps as ``Policy`` keeps: the largest `required_lookback`,
-    `episode_lookback_horizon`, at least one. A piece that keeps data of an episode itself sees a new episode at every
-    step. `initial_state` has the number of steps so far, and the last steps as arrays ``[lookback, ...]``, oldest
-    first.
-    """
-
-    reads_rewards: bool = True
-
-    def __init__(self, policy: Policy) -> None:
-        super().__init__(policy)
-        self._policy = policy.copy()
-        self._lookback = policy.lookback
-        observation = tree_map(lambda leaf: leaf[0], zeros_of(self.observation_space, 1))
-        # With exploration modules have more outputs.
-        (_, (greedy,)), (_, (drawn,)) = (
-            self._acted([self._policy.begin_episode(observation)], explore, None) for explore in (False, True)
-        )
-        step = {**greedy, "extras": {**greedy["extras"], **drawn["extras"]}}
-        self._blank: dict[str, Any] = tree_map(lambda leaf: np.zeros_like(np.asarray(leaf)), step)
-        self.initial_state = {
-            _NUM_STEPS: np.zeros((), np.int64),
-            **tree_map(lambda leaf: np.repeat(leaf[None], self._lookback, axis=0), self._blank),
-        }
-
-    def forward(
-        self,
-        observations: object,
-        state: dict[str, Any],
-        rewards: torch.Tensor | None = None,
-        generator: torch.Generator | None = None,
-    ) -> GraphOutputs:
-        """Compute the actions of B episodes for one step; see `StatelessGraph.forward`."""
-        observations, state = tree_map(lambda tensor: tensor.numpy(), (observations, state))
-        rows, memories = tree_unstack(observations), tree_unstack(state)
-        given = np.zeros(len(rows), np.float32) if rewards is None else rewards.numpy()
-        episodes = [
-            self._continued(observation, memory, reward)
-            if memory[_NUM_STEPS] > 0
-            else self._policy.begin_episode(observation)
-            for observation, memory, reward in zip(rows, memories, given, strict=True)
-        ]
-        for_env, steps = self._acted(episodes, generator is not None, generator)
-        next_memories = [
-            self._remembered(memory, reward, step)
-            for memory, reward, step in zip(memories, given, steps, strict=True)
-        ]
-        actions_for_env, next_state = tree_map(
-            lambda array: torch.from_numpy(np.ascontiguousarray(array)),
-            (tree_stack(for_env), tree_stack(next_memories)),
-        )
-        return GraphOutputs(actions_for_env, next_state, None)
-
-    def _remembered(self, memory: Mapping[str, Any], reward: Any, step: Mapping[str, Any]) -> dict[str, Any]:
-        past = {name: memory[name] for name in self._blank}
-        past["rewards"] = np.append(past["rewards"][:-1], np.float32(reward))
-        step = {**step, "extras": {**self._blank["extras"], **step["extras"]}}
-        shifted = tree_map(
-            lambda before, newest: np.concatenate([before[1:], np.asarray(newest, before.dtype)[None]]),
-            past,
-            step,
-        )
-        return {_NUM_STEPS: memory[_NUM_STEPS] + 1, **shifted}
-
-    def _continued(self, observation: object, memory: Mapping[str, Any], reward: Any) -> object:
-        num_steps = int(memory[_NUM_STEPS])
-        known = min(num_steps, self._lookback)
-        past = {
-            name: tree_unstack(tree_map(lambda leaf: leaf[self._lookback - known :], memory[name]))
-            for name in self._blank
-        }
-        return self._policy.continue_episode(
-            [*past["observations"], observation],
-            past["actions"],
-            [float(each) for each in past["rewards"][:-1]] + [float(reward)],
-            past["extras"],
-            num_steps,
-        )
-
-    def _acted(
-        self, episodes: list[Any], explore: bool, generator: torch.Generator | None
-    ) -> tuple[list[Any], list[dict[str, Any]]]:
-        """Return the actions for the env, and the steps as they are remembered."""
-        for_env, actions, extras = self._policy.act_in(episodes, explore=explore, generator=generator)
-        agent = self.agent_id
-        own = episodes if agent is None else [episode.agent_episodes[agent] for episode in episodes]
-        steps = [
-            {
-                "observations": episode.get_observations(-1),
-                "actions": action,
-                "rewards": np.float32(0.0),  # known at the next step
-                "extras": extra,
-            }
-            for episode, action, extra in zip(own, actions, extras, strict=True)
-        ]
-        return for_env, steps
-
-
 _log = logging.getLogger("rlzmq.serve")
 
 Arrays = list[npt.NDArray[Any]]
@@ -308,11 +198,11 @@ class ServedPolicy(FlatPolicyGraph):
         agent_id: The agent's id as text; "" in single-agent use.
 
     Raises:
-        ConfigurationError: The policy plays several agents.
+        ConfigurationError: See `PolicyGraph`.
     """
 
     def __init__(self, policy: Policy) -> None:
-        super().__init__(_graph_of(policy))
+        super().__init__(PolicyGraph(policy))
         self.module_id: str = self.policy.module_id
         self.agent_id: str = "" if self.policy.agent_id is None else str(self.policy.agent_id)
         self._generator = torch.Generator()
@@ -342,15 +232,6 @@ class ServedPolicy(FlatPolicyGraph):
             tensors = [torch.from_numpy(array if array.flags.writeable else array.copy()) for array in inputs]
             outputs = self.explore(self._generator, *tensors) if explore else self(*tensors)
         return [tensor.numpy() for tensor in outputs]
-
-
-def _graph_of(policy: Policy) -> StatelessGraph:
-    policy.acting_module()
-    try:
-        return PolicyGraph(policy)
-    except ConfigurationError as error:
-        _log.warning("Each observation is computed by itself, in Python, which is slower: %s", error)
-        return EpisodeGraph(policy)
 
 
 def _joined(parts: Sequence[npt.NDArray[Any]]) -> npt.NDArray[Any]:
