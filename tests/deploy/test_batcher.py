@@ -109,15 +109,6 @@ async def test_an_idle_server_waits_for_more_requests_until_the_batch_is_full() 
     await asker.batcher.close()
 
 
-async def test_an_idle_server_waits_no_longer_than_it_may() -> None:
-    asker, policy = Asker(batch_wait_timeout_s=0.01), FakePolicy(is_open=True)
-    asker.ask(policy, "0", 0)
-    asker.ask(policy, "1", 1)
-    await asker.batcher.wait_until_idle()
-    assert policy.batches == [([0, 1], False)]
-    await asker.batcher.close()
-
-
 async def test_what_waits_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(batcher_module, "_MAX_QUEUED_BYTES", 16)
     asker, policy = Asker(), FakePolicy()
@@ -133,11 +124,10 @@ async def test_what_waits_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     assert asker.answers == {"a": [2], "b": [4], "larger than the bound, but alone": [2, 4, 6]}
 
 
-async def test_closing_answers_what_waits_and_ends_the_thread() -> None:
+async def test_closing_answers_what_waits() -> None:
     asker, policy = Asker(), FakePolicy(is_open=True)
     for value in range(10):
         asker.ask(policy, str(value), value)
     await asker.batcher.close()
     await asker.batcher.close()
     assert len(asker.answers) == 10
-    assert not asker.batcher._thread.is_alive()

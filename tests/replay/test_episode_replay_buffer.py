@@ -5,7 +5,6 @@ from __future__ import annotations
 import random
 from typing import Any
 
-import gymnasium as gym
 import msgpack
 import numpy as np
 import pytest
@@ -15,9 +14,6 @@ from rlzmq.episodes.episode_batch import EpisodeBatch
 from rlzmq.episodes.multi_agent_episode import MultiAgentEpisode
 from rlzmq.episodes.single_agent_episode import SingleAgentEpisode
 from rlzmq.replay import EpisodeReplayBuffer, PrioritizedEpisodeReplayBuffer
-from rlzmq.runners.vector_env_runners import SingleAgentEnvRunner
-from tests.runners.sampling_cases import make_config
-from tests.support.runs import ShortEnv
 
 BUFFERS = (EpisodeReplayBuffer, PrioritizedEpisodeReplayBuffer)
 
@@ -127,46 +123,6 @@ def test_draws_are_uniform_and_follow_from_the_seed() -> None:
     counts = np.unique(drawn, return_counts=True)[1]
     assert len(counts) == 40
     assert np.abs(counts - 1000).max() < 200
-
-
-class OwnLimit(ShortEnv):
-    """Truncates its episodes itself, after 4, 5, 6, … steps. Observations are integers: 1000 * episode + time step."""
-
-    observation_space = gym.spaces.Box(0, 1e6, (1,), np.float32)
-    episode = -1
-
-    def reset(self, *, seed: Any = None, options: Any = None) -> Any:
-        self.episode += 1
-        return super().reset()
-
-    def step(self, action: Any) -> Any:
-        observation, _, _, _, info = super().step(action)
-        return observation, float(self.t), False, self.t == 4 + self.episode, info
-
-    def observation(self) -> Any:
-        return np.array([number(self.episode, self.t)])
-
-
-def test_sums_end_at_an_environments_own_time_limit_with_its_last_observation() -> None:
-    config = make_config(OwnLimit, num_envs=1)
-    buffer = EpisodeReplayBuffer(1000, seed=0)
-    runner = SingleAgentEnvRunner(config=config)
-    for num_steps in (3, 1, 9, 20):
-        buffer.add(runner.sample(num_timesteps=num_steps))
-    batch = buffer.sample(2000, n_step=3, gamma=0.5)
-    assert batch.columns["obs"].dtype == np.float32
-    found = set()
-    for (obs, following, _, reward, terminated, truncated), n in zip(
-        rows_of(batch), batch.columns["n_step"][batch.start].tolist(), strict=True
-    ):
-        (episode, t), limit = divmod(int(obs[0]), 1000), 4 + int(obs[0]) // 1000  # type: ignore[index]
-        ends_at = min(t + 3, limit) if episode < 4 else int(following[0]) % 1000  # type: ignore[index]
-        assert following == [number(episode, ends_at)]
-        assert n == ends_at - t
-        assert reward == sum(0.5**k * (t + k + 1) for k in range(n))
-        assert (terminated, truncated) == (False, ends_at == limit)
-        found.add((episode, t))
-    assert {(0, 3), (1, 4), (2, 0), (3, 6)} <= found
 
 
 @pytest.mark.parametrize("cls", BUFFERS)
@@ -420,15 +376,6 @@ def test_many_random_additions_agree_with_a_list(  # the store against a plain m
             drawn = {row[:3] for row in rows_of(buffer.sample(20 * capacity))}
             assert all(following - obs == 1 and obs % 1000 == action for obs, following, action in drawn)
             assert 0.9 * len(buffer) <= len(drawn) <= len(buffer)
-
-
-@pytest.mark.parametrize("name", ["sample_episodes", "to_numpy"])
-def test_samples_are_always_episodes_of_numpy_arrays(name: str) -> None:
-    buffer = EpisodeReplayBuffer(100)
-    buffer.add(episode_of(0, 0, 5, terminated=True))
-    assert len(buffer.sample(4, **{name: True})) == 4  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match="a sample is an EpisodeBatch"):
-        buffer.sample(4, **{name: False})  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("buffer_class", BUFFERS)

@@ -14,7 +14,6 @@ from rlzmq import (
     Algorithm,
     ConfigurationError,
     DQNConfig,
-    EpisodeReplayBuffer,
     HindsightEpisodeReplayBuffer,
     ReplayBuffer,
     SingleAgentEpisode,
@@ -47,17 +46,6 @@ class Transitions(ReplayBuffer):
         self.noted = state["noted"] + 1
 
 
-class NewestOnly(EpisodeReplayBuffer):
-    """Draws only the newest steps."""
-
-    def __init__(self, capacity: int = 10, *, num_newest: int = 5, **options: Any) -> None:
-        super().__init__(capacity, **options)
-        self.num_newest = num_newest
-
-    def _draw(self, num: int, rng: np.random.Generator) -> Any:
-        return self._store.ordered_steps()[-rng.integers(1, self.num_newest + 1, num)]
-
-
 def config(**replay_buffer_config: Any) -> Any:
     sizes = {"min_sample_timesteps_per_iteration": 60, "min_time_s_per_iteration": 0, "train_batch_size": 8}
     return small(
@@ -85,15 +73,6 @@ def test_a_run_trains_from_a_buffer_of_ones_own_and_accounts_for_its_steps(tmp_p
         path = algo.save(str(tmp_path / "saved"))
     with DQN.from_checkpoint(path) as other:
         assert the_buffer(other).noted == 8
-
-
-def test_a_class_derived_from_ours_gets_its_own_arguments() -> None:
-    with config(type=NewestOnly, capacity=100, num_newest=3).build() as algo:
-        algo.train()
-        buffer = the_buffer(algo)
-        assert buffer.num_newest == 3
-        drawn = buffer.sample(50, rng=np.random.default_rng(0))
-        assert set(buffer._keys(buffer._store.ordered_steps()[-3:])) >= set(drawn.columns["replay_key"])
 
 
 @pytest.mark.parametrize(

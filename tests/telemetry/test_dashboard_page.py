@@ -14,9 +14,8 @@ import pytest
 from PIL import Image
 
 from rlzmq.core.addresses import SocketDirectory
-from tests.support.runs import Command
 from tests.telemetry.dashboards import MadeUpBroker, Served
-from tests.telemetry.test_dashboard_server import SCRAPED, enter_page_of, make_search
+from tests.telemetry.test_dashboard_server import SCRAPED, make_search
 from tests.telemetry.test_runs import ended, make_run, result
 
 CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
@@ -128,28 +127,6 @@ def test_the_page_is_readable_in_light_and_dark_and_on_a_phone(
     shoot(page, f"{scheme}-{viewport['width']}", full_page=True)
 
 
-def focused(page: Any) -> str:
-    return page.evaluate("""() => { const at = document.activeElement;
-        return at.id || at.getAttribute('aria-label') || at.getAttribute('aria-labelledby') || at.textContent }""")
-
-
-def test_the_keyboard_reaches_everything_in_the_order_of_the_page(served: Served, opened: Any) -> None:
-    page = opened(served)
-    order = []
-    for _ in range(12):
-        page.keyboard.press("Tab")
-        order.append(focused(page))
-    assert order[:2] == ["Skip to the panels", "run"]
-    assert order[2] == ""  # the radio buttons, one stop
-    assert order[3].startswith("Mean episode return")
-    assert order[4].startswith("Env steps per second")
-    assert order[5:8] == ["h-runs", "draw first", "draw second"]
-    nameless = page.evaluate("""() => [...document.querySelectorAll('a, button, select, input, [tabindex="0"]')].filter(
-        at => !(at.labels?.length || at.getAttribute('aria-label') || at.getAttribute('aria-labelledby') ||
-                at.textContent.trim())).map(at => at.outerHTML)""")
-    assert nameless == []
-
-
 def test_the_keyboard_chooses_runs_axes_and_moves_along_a_curve(served: Served, opened: Any) -> None:
     page = opened(served)
     readout = page.locator("#chart-return output")
@@ -244,55 +221,6 @@ def test_trials_are_parallel_coordinates_with_a_table_that_the_keyboard_walks(
         page.keyboard.press("Enter")
         sync_api.expect(page).to_have_title("lr/PPO_00017: 95 · rlzmq")
         page.close()
-
-
-def tune_with_page(tmp_path: Path) -> Command:
-    """``rlzmq tune … --dashboard`` of two trials that do not end."""
-    (tmp_path / "space.toml").write_text(
-        """
-trainable = "PPO"
-[environment]
-env = "CartPole-v1"
-[env_runners]
-num_env_runners = 0
-[training]
-lr = { grid_search = [1e-3, 1e-4] }
-train_batch_size_per_learner = 64
-minibatch_size = 32
-num_epochs = 1
-[tune]
-metric = "env_runners/episode_return_mean"
-mode = "max"
-[stop]
-training_iteration = 1000000
-"""
-    )
-    return Command(tmp_path, "tune", "space.toml", "--preset", "none", "--name", "lr", "--dashboard")
-
-
-def test_a_search_is_shown_while_it_runs_and_its_end_is_told(
-    opened: Any, complaints: list[str], tmp_path: Path
-) -> None:
-    pytest.importorskip("optuna")
-    with tune_with_page(tmp_path) as tune:
-        page = opened(enter_page_of(tune))
-        sync_api.expect(page.locator("#coordinates path")).to_have_count(2)
-        sync_api.expect(page.locator("#trial-detail")).to_have_text(
-            re.compile(r"2 trials: 2 running. Best env_runners/episode_return_mean: [\d.]+ \(PPO_0000.\)\."),
-            timeout=60_000,
-        )
-        page.get_by_role("button", name="PPO_00001").click()
-        sync_api.expect(page).to_have_title(re.compile(r"lr/PPO_00001: [\d.]+ · rlzmq"))
-        sync_api.expect(page.locator("#tiles")).to_contain_text("running")
-        shoot(page, "running", full_page=True)
-        connection = page.locator("#connection")
-        sync_api.expect(connection).to_have_text("connected")
-        tune.process.send_signal(2)
-        assert tune.end() == 130
-        sync_api.expect(connection).to_have_text("the dashboard has ended, or cannot be reached")
-        shoot(page.locator("header"), "lost")
-        page.close()
-    complaints.clear()  # of the browser, about the stream that ended
 
 
 def test_a_page_without_runs_shows_the_first_one_that_comes(opened: Any, tmp_path: Path) -> None:

@@ -114,16 +114,7 @@ class Misspelt(tune.Callback):
     ("make", "text"),
     [
         (lambda: tune.RunConfig(callbacks=[Misspelt()]), "on_trial_results .*'on_trial_result'"),
-        (lambda: tune.RunConfig(callbacks=[print]), "expected objects of tune.Callback"),  # type: ignore[list-item]
         (lambda: tune.RunConfig(sync_config=object()), "storage_path is a directory"),  # type: ignore[arg-type]
-        (
-            lambda: tune.Tuner(
-                score, run_config=tune.RunConfig(log="tb", verbose=0, storage_path="/nowhere")
-            ).fit(),
-            r"RunConfig\(log='tb'\) writes the results of algorithms; score can call",
-        ),
-        (lambda: tune.RunConfig(log_to_file="a/b"), "expected a bool, a file name, or two file names"),
-        (lambda: tune.RunConfig(log_to_file=("a", "b", "c")), "expected a bool"),
         (
             lambda: tune.with_resources(score, tune.PlacementGroupFactory([{"CPU": 1, "GPU": 1}])),
             "num_gpus_per_learner",
@@ -138,12 +129,8 @@ def test_what_is_not_built_names_what_to_do(make: Callable[[], object], text: st
 def test_missing_names_say_what_to_use() -> None:
     with pytest.raises(AttributeError, match=r"no attribute 'run'. Instead: tune.Tuner\("):
         tune.run(score)  # type: ignore[attr-defined]
-    with pytest.raises(ImportError, match=r"no attribute 'run'. Instead: tune.Tuner\("):
-        exec("from rlzmq.tune import run")
     with pytest.raises(ImportError, match=r"Instead: tune.with_resources"):
         exec("from rlzmq.tune.schedulers import ResourceChangingScheduler")
-    with pytest.raises(ImportError, match="Did you mean 'ASHAScheduler'"):
-        exec("from rlzmq.tune.schedulers import AshaScheduler")
     assert not hasattr(tune, "run")
 
 

@@ -103,21 +103,10 @@ def test_all_names_of_an_algorithm(trainable: Any) -> None:
     [
         (lambda: tune.Tuner("PPPO", param_space=small()), "no trainable 'PPPO'. Did you mean 'PPO'"),
         (lambda: tune.Tuner("PPO"), "param_space has no environment"),
-        (lambda: tune.Tuner(3), "expected the name of an algorithm"),
-        (lambda: tune.Tuner(score, param_space=small()), "expected a dict"),
         (lambda: tune.Tuner("PPO", param_space=small()).fit(), "PPO never ends by itself: set RunConfig"),
-        (lambda: tune.TuneConfig(mode="best"), "expected 'min' or 'max'"),  # type: ignore[arg-type]
-        (lambda: tune.TuneConfig(num_samples=0), "expected an int from 1"),
         (lambda: tune.TuneConfig(num_samples=-1), "never ends: set time_budget_s"),
-        (lambda: tune.CheckpointConfig(num_to_keep=0), "expected at least 1"),
         (lambda: tune.FailureConfig(max_failures=1, fail_fast=True), "leave max_failures at 0"),
         (lambda: tune.RunConfig(name="a/b"), "expected the name of a directory"),
-        (
-            lambda: (
-                tune.RunConfig(stop={"training_iteration": "3"}) and tune.stopper.make_stopper({"a": "3"})
-            ),
-            "a number",
-        ),
     ],
 )
 def test_bad_arguments_are_named(make: Any, text: str) -> None:
