@@ -41,7 +41,7 @@ __all__ = [
     "quniform",
     "randint",
     "randn",
-    "replace_search_objects",
+    "replace_values",
     "sample_from",
     "search_object_from_plain",
     "search_objects_in_tables",
@@ -317,31 +317,33 @@ def find_search_objects(value: object) -> dict[str, SearchObject]:
     """Return the search objects inside a value by path, e.g. ``{"lr": …, "env_config/size": …}``."""
     found: dict[str, SearchObject] = {}
 
-    def note(path: str, search_object: SearchObject) -> Any:
-        found[path] = search_object
-        return search_object
+    def note(path: str, item: object) -> object:
+        if isinstance(item, SearchObject):
+            found[path] = item
+        return item
 
     _map(value, "", note)
     return found
 
 
-def replace_search_objects(value: object, values: Mapping[str, Any]) -> Any:
-    """Return a copy of `value` with search objects replaced.
+def replace_values(value: object, values: Mapping[str, Any]) -> Any:
+    """Return a copy of `value` with what is at these paths replaced, e.g. its search objects.
 
     Args:
         value: A config, dict or any other value.
-        values: The replacement for each path. Search objects at other paths are unchanged.
+        values: The replacement for each path.
 
     Raises:
         ConfigurationError: A replacement is invalid for its setting.
     """
-    return _map(value, "", lambda path, search_object: values.get(path, search_object))
+    return _map(value, "", values.get)
 
 
-def _map(value: Any, path: str, replace: Callable[[str, SearchObject], Any]) -> Any:
-    """Return `value` with ``replace(path, search object)`` in place of each search object; share other parts."""
-    if isinstance(value, SearchObject):
-        return replace(path, value)
+def _map(value: Any, path: str, replace: Callable[[str, object], Any]) -> Any:
+    """Return `value` with ``replace(path, item)`` in place of each item, at every depth; share what is unchanged."""
+    new = replace(path, value)
+    if new is not value or isinstance(value, SearchObject):
+        return new
     if value is None or isinstance(value, str | bytes | int | float | type | np.ndarray):
         return value
     tag = getattr(value, "plain_tag", None)
@@ -371,9 +373,7 @@ def _map(value: Any, path: str, replace: Callable[[str, SearchObject], Any]) -> 
     return value
 
 
-def _changed(
-    items: Mapping[Any, Any], path: str, replace: Callable[[str, SearchObject], Any]
-) -> dict[Any, Any]:
+def _changed(items: Mapping[Any, Any], path: str, replace: Callable[[str, object], Any]) -> dict[Any, Any]:
     changed = {}
     for key, item in items.items():
         new = _map(item, f"{path}/{key}" if path else str(key), replace)

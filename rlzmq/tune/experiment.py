@@ -216,7 +216,7 @@ class Experiment:
                     waiting.append(new)
             if not waiting:
                 return
-            trial: Any = self._scheduler.choose(waiting)
+            trial = self._scheduler.choose(waiting)
             if not self._fits(self._cpus_of(trial)):
                 return
             trial.status = "RUNNING"
@@ -397,7 +397,8 @@ class Experiment:
 
     def _exploit(self, trial: Trial, decision: Decision) -> Decision:
         """Make the trial continue from another trial's checkpoint; return its next decision."""
-        source: Any = decision.exploits
+        source = decision.exploits
+        assert source is not None
         changed = with_values(with_values(trial.first_config, source.changes), decision.changes)
         iteration = trial.last_result["training_iteration"]
         result = trial.copy_checkpoint(source, decision.changes, self._run_config.checkpoint_config)

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import copy
 import itertools
 import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
@@ -20,7 +18,7 @@ from rlzmq.config.search_space import (
     GridSearch,
     Numeric,
     SearchObject,
-    replace_search_objects,
+    replace_values,
 )
 from rlzmq.core.errors import ConfigurationError
 from rlzmq.core.imports import import_optional
@@ -31,7 +29,6 @@ __all__ = [
     "BasicVariantGenerator",
     "ConcurrencyLimiter",
     "OptunaSearch",
-    "SearchTrial",
     "Searcher",
     "TrialConfig",
     "config_value",
@@ -270,10 +267,10 @@ def with_values(config: TrialConfig, changes: Mapping[str, Any]) -> TrialConfig:
     Raises:
         ConfigurationError: The config has no such path, or a value is invalid.
     """
-    for path, value in changes.items():
+    for path in changes:
         config_value(config, path)
-        config = _with(config, path.split("/"), value)
-    return config
+    changed: TrialConfig = replace_values(config, changes)
+    return changed
 
 
 def resolve(
@@ -290,7 +287,7 @@ def resolve(
     Raises:
         ConfigurationError: A value is invalid for its setting.
     """
-    config: TrialConfig = replace_search_objects(param_space, chosen)
+    config: TrialConfig = replace_values(param_space, chosen)
     states = random.getstate(), np.random.get_state()
     try:
         random.seed(seed)
@@ -300,7 +297,7 @@ def resolve(
                 spec = SimpleNamespace(
                     config=config if isinstance(config, BaseConfig) else _AttributeDict(config)
                 )
-                config = replace_search_objects(config, {path: item.value_of(spec)})
+                config = replace_values(config, {path: item.value_of(spec)})
     finally:
         random.setstate(states[0])
         np.random.set_state(states[1])
@@ -320,54 +317,3 @@ class _AttributeDict(dict[str, Any]):
 
 def _item(value: object, key: str) -> object:
     return value[key] if isinstance(value, Mapping | BaseConfig) else getattr(value, key)
-
-
-def _with(node: object, keys: list[str], value: object) -> Any:
-    if not keys:
-        return value
-    key, rest = keys[0], keys[1:]
-    if isinstance(node, BaseConfig):
-        return node.copy(copy_frozen=False).update_from_dict({key: _with(node[key], rest, value)})
-    if isinstance(node, Mapping):
-        return {**node, key: _with(node[key], rest, value)}
-    if isinstance(node, list | tuple):
-        items = list(node)
-        items[int(key)] = _with(items[int(key)], rest, value)
-        return type(node)(items)
-    new = copy.copy(node)
-    setattr(new, key, _with(getattr(node, key), rest, value))
-    return new
-
-
-class SearchTrial(Protocol):
-    """A trial, as schedulers, callbacks and the functions that name trials see it. ``str(trial)`` is its name.
-
-    Attributes:
-        trial_id: Its id.
-        name: Its name.
-        trainable_name: Name of the trainable.
-        path: Its directory; missing while the trial is being named.
-        config: Its current config.
-        last_result: Its newest result; {} before the first.
-        error: What ended it; None if nothing did.
-    """
-
-    trial_id: str
-    name: str
-    trainable_name: str
-    path: Path
-    config: TrialConfig
-    last_result: dict[str, Any]
-    error: BaseException | None
-
-    @property
-    def evaluated_params(self) -> dict[str, Any]:
-        """Its searched values by path, except those of functions."""
-
-    @property
-    def is_waiting(self) -> bool:
-        """Whether the trial waits for a free slot: it is new, or paused."""
-
-    @property
-    def is_finished(self) -> bool:
-        """Whether the trial has ended."""

@@ -12,11 +12,12 @@ from rlzmq.core.errors import CheckpointError, ConfigurationError
 from rlzmq.core.synonyms import did_you_mean
 from rlzmq.core.trust import NOBODY, find_code
 from rlzmq.telemetry.runs import Mode, check_mode
-from rlzmq.tune.search import Searcher, SearchTrial
+from rlzmq.tune.search import Searcher
 
 if TYPE_CHECKING:
     from rlzmq.tune.schedulers import TrialScheduler
     from rlzmq.tune.stopper import Stopper
+    from rlzmq.tune.trial import Trial
 
 __all__ = [
     "Callback",
@@ -43,9 +44,7 @@ class Callback:
                 print(trial.name, result["training_iteration"])
     """
 
-    def on_trial_start(
-        self, iteration: int, trials: Sequence[SearchTrial], trial: SearchTrial, **info: object
-    ) -> None:
+    def on_trial_start(self, iteration: int, trials: Sequence[Trial], trial: Trial, **info: object) -> None:
         """Run when a trial starts, or continues after a pause.
 
         Args:
@@ -58,62 +57,56 @@ class Callback:
     def on_trial_result(
         self,
         iteration: int,
-        trials: Sequence[SearchTrial],
-        trial: SearchTrial,
+        trials: Sequence[Trial],
+        trial: Trial,
         result: dict[str, Any],
         **info: object,
     ) -> None:
         """Run after each result of a trial; see `on_trial_start`."""
 
     def on_trial_complete(
-        self, iteration: int, trials: Sequence[SearchTrial], trial: SearchTrial, **info: object
+        self, iteration: int, trials: Sequence[Trial], trial: Trial, **info: object
     ) -> None:
         """Run when a trial has ended without an error; see `on_trial_start`."""
 
-    def on_trial_error(
-        self, iteration: int, trials: Sequence[SearchTrial], trial: SearchTrial, **info: object
-    ) -> None:
+    def on_trial_error(self, iteration: int, trials: Sequence[Trial], trial: Trial, **info: object) -> None:
         """Run when a trial has failed, with the error in ``trial.error``; see `on_trial_start`."""
 
-    def on_experiment_end(self, trials: Sequence[SearchTrial], **info: object) -> None:
+    def on_experiment_end(self, trials: Sequence[Trial], **info: object) -> None:
         """Run when all trials have ended."""
 
 
 class LoggerCallback(Callback):
     """A Callback with the hooks of Ray Tune's loggers: override these."""
 
-    def log_trial_start(self, trial: SearchTrial) -> None:
+    def log_trial_start(self, trial: Trial) -> None:
         """Run when a trial starts, or continues."""
 
-    def log_trial_result(self, iteration: int, trial: SearchTrial, result: dict[str, Any]) -> None:
+    def log_trial_result(self, iteration: int, trial: Trial, result: dict[str, Any]) -> None:
         """Run after each result of a trial."""
 
-    def log_trial_end(self, trial: SearchTrial, failed: bool = False) -> None:
+    def log_trial_end(self, trial: Trial, failed: bool = False) -> None:
         """Run when a trial has ended."""
 
-    def on_trial_start(
-        self, iteration: int, trials: Sequence[SearchTrial], trial: SearchTrial, **info: object
-    ) -> None:
+    def on_trial_start(self, iteration: int, trials: Sequence[Trial], trial: Trial, **info: object) -> None:
         self.log_trial_start(trial)
 
     def on_trial_result(
         self,
         iteration: int,
-        trials: Sequence[SearchTrial],
-        trial: SearchTrial,
+        trials: Sequence[Trial],
+        trial: Trial,
         result: dict[str, Any],
         **info: object,
     ) -> None:
         self.log_trial_result(iteration, trial, result)
 
     def on_trial_complete(
-        self, iteration: int, trials: Sequence[SearchTrial], trial: SearchTrial, **info: object
+        self, iteration: int, trials: Sequence[Trial], trial: Trial, **info: object
     ) -> None:
         self.log_trial_end(trial)
 
-    def on_trial_error(
-        self, iteration: int, trials: Sequence[SearchTrial], trial: SearchTrial, **info: object
-    ) -> None:
+    def on_trial_error(self, iteration: int, trials: Sequence[Trial], trial: Trial, **info: object) -> None:
         self.log_trial_end(trial, failed=True)
 
 
@@ -172,8 +165,8 @@ class TuneConfig:
     time_budget_s: float | None = None
     storage: str | None = None
     reuse_actors: bool | None = False
-    trial_name_creator: Callable[[SearchTrial], str] | None = None
-    trial_dirname_creator: Callable[[SearchTrial], str] | None = None
+    trial_name_creator: Callable[[Trial], str] | None = None
+    trial_dirname_creator: Callable[[Trial], str] | None = None
 
     def __post_init__(self) -> None:
         check_mode(self.mode, "TuneConfig")

@@ -47,15 +47,15 @@ class SavedCheckpoint:
 
 
 class Trial:
-    """One trial, as its driver sees it.
+    """One trial, as its driver, schedulers, callbacks and the functions that name trials see it. Its text is its name.
 
     Files: ``params.json`` and, of an algorithm, ``config.toml`` (its config), ``result.json`` (a line per result),
     ``progress.csv`` (a row per result, with the first one's slash paths as columns), ``checkpoint_NNNNNN/``,
     ``checkpoints.json`` (the checkpoints with their results), ``error.txt``.
 
     Attributes:
-        name: Its name.
-        path: Its directory; see `open`.
+        trial_id, name, trainable_name: Its id, its name and that of the trainable.
+        path: Its directory; missing while the trial is being named.
         first_config: Its first config.
         config: Its current config.
         changes: Config values by path that differ from its first config.

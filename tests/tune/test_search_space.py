@@ -12,7 +12,7 @@ from rlzmq import DefaultModelConfig, PPOConfig, RLModuleSpec, tune
 from rlzmq.config.search_space import (
     SEARCH_FUNCTIONS,
     find_search_objects,
-    replace_search_objects,
+    replace_values,
     search_objects_in_tables,
 )
 from rlzmq.core.errors import ConfigurationError
@@ -102,7 +102,7 @@ def test_search_objects_may_be_anywhere_in_a_config() -> None:
         "model_config/use_lstm",
         "evaluation_config/gamma",
     }
-    trial = replace_search_objects(config, {path: item.values[0] for path, item in space.items()})  # type: ignore[attr-defined]
+    trial = replace_values(config, {path: item.values[0] for path, item in space.items()})  # type: ignore[attr-defined]
     assert find_search_objects(trial) == {}
     assert trial.env_config == {"sizes": [1, {"b": 2}]}
     assert trial.lr == 0.5
@@ -115,14 +115,14 @@ def test_search_objects_may_be_anywhere_in_a_config() -> None:
     spec = RLModuleSpec(model_config={"fcnet_hiddens": tune.choice([[3]])})
     spec_config = PPOConfig().rl_module(rl_module_spec=spec)
     (path,) = find_search_objects(spec_config)
-    replaced = replace_search_objects(spec_config, {path: [3]})
+    replaced = replace_values(spec_config, {path: [3]})
     assert replaced.rl_module_spec.model_config == {"fcnet_hiddens": [3]}
 
 
 def test_a_bad_value_of_a_nested_search_object_is_an_error_of_its_trial() -> None:
     config = PPOConfig().rl_module(model_config=DefaultModelConfig(fcnet_hiddens=tune.choice([[5], "wide"])))
     with pytest.raises(ConfigurationError, match="expected a list of widths"):
-        replace_search_objects(config, {"model_config/fcnet_hiddens": "wide"})
+        replace_values(config, {"model_config/fcnet_hiddens": "wide"})
 
 
 def test_configs_with_search_objects_are_stored_and_read() -> None:

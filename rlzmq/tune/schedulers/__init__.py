@@ -16,7 +16,10 @@ from rlzmq.config.search_space import Categorical, Domain, Function, Numeric, un
 from rlzmq.core.errors import ConfigurationError
 from rlzmq.core.synonyms import did_you_mean
 from rlzmq.telemetry.runs import Mode, check_mode, flatten, number_at, value_at
-from rlzmq.tune.search import SearchTrial, config_value, load_optuna, random_trial, suggest, value_of
+from rlzmq.tune.search import config_value, load_optuna, random_trial, suggest, value_of
+
+if TYPE_CHECKING:
+    from rlzmq.tune.trial import Trial
 
 __all__ = [
     "CONTINUE",
@@ -47,7 +50,7 @@ class Decision:
 
     action: Literal["continue", "pause", "stop"] = "continue"
     saves: bool = False
-    exploits: SearchTrial | None = None
+    exploits: Trial | None = None
     changes: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
 
@@ -96,25 +99,25 @@ class TrialScheduler:
                 f"{name} compares trials: set TuneConfig(metric=…, mode='max' or 'min')."
             )
 
-    def on_trial_add(self, trial: SearchTrial) -> None:
+    def on_trial_add(self, trial: Trial) -> None:
         """Register a new or resumed trial."""
 
     def make_pruner(self) -> Any:
         """Return the Optuna pruner that ends trials; None: none does."""
         return None
 
-    def on_trial_pruned(self, trial: SearchTrial) -> Decision:
+    def on_trial_pruned(self, trial: Trial) -> Decision:
         """Return what a trial does that the pruner would end."""
         return STOP
 
-    def on_trial_result(self, trial: SearchTrial, result: Mapping[str, Any]) -> Decision:
+    def on_trial_result(self, trial: Trial, result: Mapping[str, Any]) -> Decision:
         """Return the decision about a trial after this result."""
         return CONTINUE
 
-    def on_trial_end(self, trial: SearchTrial) -> None:
+    def on_trial_end(self, trial: Trial) -> None:
         """Record that a trial has ended."""
 
-    def choose(self, waiting: Sequence[SearchTrial]) -> SearchTrial:
+    def choose(self, waiting: Sequence[Trial]) -> Trial:
         """Return the trial to run next."""
         return waiting[0]
 
@@ -187,7 +190,7 @@ class ASHAScheduler(TrialScheduler):
             return pruners.SuccessiveHalvingPruner(min_resource=least, reduction_factor=factor)
         return pruners.HyperbandPruner(least, max(math.ceil(self.max_t), least), reduction_factor=factor)
 
-    def on_trial_result(self, trial: SearchTrial, result: Mapping[str, Any]) -> Decision:
+    def on_trial_result(self, trial: Trial, result: Mapping[str, Any]) -> Decision:
         """Return STOP at `max_t`."""
         time = self.time_of(result)
         return STOP if self.stop_last_trials and time is not None and time >= self.max_t else CONTINUE
@@ -265,7 +268,7 @@ class MedianStoppingRule(TrialScheduler):
 
         return MedianOfMeans()
 
-    def on_trial_pruned(self, trial: SearchTrial) -> Decision:
+    def on_trial_pruned(self, trial: Trial) -> Decision:
         """Return STOP; without `hard_stop` PAUSE, once."""
         if self.hard_stop:
             return STOP
@@ -343,18 +346,18 @@ class PopulationBasedTraining(TrialScheduler):
                     f"hyperparam_mutations[{path!r}]={mutation!r}: expected a list, a search object or a function."
                 )
         self._rng = np.random.default_rng(self.seed)
-        self._trials: list[SearchTrial] = []
+        self._trials: list[Trial] = []
         self._scores: dict[str, float] = {}
         self._compared_at: dict[str, float] = {}
 
-    def on_trial_add(self, trial: SearchTrial) -> None:
+    def on_trial_add(self, trial: Trial) -> None:
         """Add a trial to the population."""
         self._trials.append(trial)
         self._compared_at[trial.trial_id] = self.time_of(trial.last_result) or 0.0
         if (score := self.score_of(trial.last_result)) is not None:
             self._scores[trial.trial_id] = score
 
-    def on_trial_result(self, trial: SearchTrial, result: Mapping[str, Any]) -> Decision:
+    def on_trial_result(self, trial: Trial, result: Mapping[str, Any]) -> Decision:
         """Return whether the trial continues, saves its state for others, or continues from another's checkpoint."""
         for path in (self.time_attr, str(self.metric)):
             if self.require_attrs and value_at(result, path) is None:
@@ -378,24 +381,24 @@ class PopulationBasedTraining(TrialScheduler):
             return Decision(action, exploits=source, changes=self._explore(source))  # type: ignore[arg-type]
         return PAUSE if others_wait else Decision(saves=trial in top)
 
-    def is_due(self, trial: SearchTrial, time: float) -> bool:
+    def is_due(self, trial: Trial, time: float) -> bool:
         """Return whether the trial is compared with the others at this time."""
         interval = time - self._compared_at[trial.trial_id]
         return time >= self.burn_in_period and interval >= self.perturbation_interval
 
-    def on_trial_end(self, trial: SearchTrial) -> None:
+    def on_trial_end(self, trial: Trial) -> None:
         """Remove the trial from the population."""
         self._scores.pop(trial.trial_id, None)
 
-    def note_exploited(self, trial: SearchTrial, source_result: Mapping[str, Any]) -> None:
+    def note_exploited(self, trial: Trial, source_result: Mapping[str, Any]) -> None:
         """Record that the trial continues from a checkpoint with this last result."""
         self._compared_at[trial.trial_id] = self.time_of(source_result) or 0.0
 
-    def choose(self, waiting: Sequence[SearchTrial]) -> SearchTrial:
+    def choose(self, waiting: Sequence[Trial]) -> Trial:
         """Return the trial whose last comparison is the oldest."""
         return min(waiting, key=lambda trial: self._compared_at[trial.trial_id])
 
-    def _quantiles(self) -> tuple[list[SearchTrial], list[SearchTrial]]:
+    def _quantiles(self) -> tuple[list[Trial], list[Trial]]:
         """Return the worst and the best of the running and waiting trials."""
         ranked = sorted(
             (trial for trial in self._trials if trial.trial_id in self._scores and not trial.is_finished),
@@ -408,7 +411,7 @@ class PopulationBasedTraining(TrialScheduler):
             number = len(ranked) // 2
         return ranked[:number], ranked[-number:]
 
-    def _explore(self, source: SearchTrial) -> dict[str, Any]:
+    def _explore(self, source: Trial) -> dict[str, Any]:
         """Return the source's config values, with mutations."""
         changed = self._changes(source)
         return (
@@ -417,7 +420,7 @@ class PopulationBasedTraining(TrialScheduler):
             else dict(self.custom_explore_fn(copy.deepcopy(changed)))
         )
 
-    def _changes(self, source: SearchTrial) -> dict[str, Any]:
+    def _changes(self, source: Trial) -> dict[str, Any]:
         """Return new values by path, from the source's."""
         return {
             path: self._perturbed(mutation, config_value(source.config, path))
@@ -477,7 +480,7 @@ class PB2(PopulationBasedTraining):
         self._before: dict[str, tuple[float, float]] = {}  # time and score at the begin of a trial's interval
         self._intervals: deque[tuple[dict[str, float], float]] = deque(maxlen=_NEWEST)  # values, growth
 
-    def on_trial_result(self, trial: SearchTrial, result: Mapping[str, Any]) -> Decision:
+    def on_trial_result(self, trial: Trial, result: Mapping[str, Any]) -> Decision:
         """Record what an interval's values were worth; see PopulationBasedTraining."""
         time, score = self.time_of(result), self.score_of(result)
         if time is not None and score is not None and self.is_due(trial, time):
@@ -491,14 +494,14 @@ class PB2(PopulationBasedTraining):
             self._before[trial.trial_id] = time, score
         return super().on_trial_result(trial, result)
 
-    def note_exploited(self, trial: SearchTrial, source_result: Mapping[str, Any]) -> None:
+    def note_exploited(self, trial: Trial, source_result: Mapping[str, Any]) -> None:
         """Record that the trial continues from a checkpoint with this last result."""
         super().note_exploited(trial, source_result)
         time, score = self.time_of(source_result), self.score_of(source_result)
         if time is not None and score is not None:
             self._before[trial.trial_id] = time, score
 
-    def _changes(self, source: SearchTrial) -> dict[str, Any]:
+    def _changes(self, source: Trial) -> dict[str, Any]:
         optuna = load_optuna()
         ranges = {
             path: optuna.distributions.FloatDistribution(bounds.lower, bounds.upper)
