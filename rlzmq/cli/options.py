@@ -49,8 +49,8 @@ _METAVARS = {
 def options_type(config_class: type[BaseConfig], name: str, base: type) -> type:
     """Return a dataclass for tyro: the fields of `base`, then one dataclass per setter with a field per setting.
 
-    Settings that hold code (connectors, callbacks, …) have no flag, except for the mapping of agents to modules.
-    Neither do settings with only one possible value. All flags are texts; the config checks them (`apply_settings`).
+    Settings that hold code (connectors, callbacks, …) have no flag, except for the mapping of agents to modules. All
+    flags are texts; the config checks them (`apply_settings`).
     """
     import tyro
 
@@ -59,7 +59,7 @@ def options_type(config_class: type[BaseConfig], name: str, base: type) -> type:
     groups: dict[str, list[tuple[str, Any, Any]]] = {}
     for setting, field in config_class._fields.items():
         metavar = _metavar(setting, field.annotation)
-        if metavar is None or not field.group or setting in taken or setting.startswith("_") or field.only:
+        if metavar is None or not field.group or setting in taken or setting.startswith("_"):
             continue
         if setting.startswith(_OF_OFFLINE) and defaults.is_online:
             continue

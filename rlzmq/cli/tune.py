@@ -145,7 +145,8 @@ def _options_type(algorithm: str | None) -> type:
 
 def _tuner(algorithm: str | None, options: Any) -> Tuner:
     """Return the Tuner that the flags or the file describe."""
-    from rlzmq.tune.settings import CheckpointConfig, FailureConfig, RunConfig
+    from rlzmq.tune.settings import FailureConfig, RunConfig
+    from rlzmq.tune.trial import CheckpointConfig
     from rlzmq.tune.tuner import Tuner
 
     if algorithm is None:

@@ -251,6 +251,12 @@ _ROWS: dict[tuple[str, str], dict[str, str | _Only | _Renamed]] = {
     ("CQLConfig", "training"): {
         "lagrangian": _Only(False, "set min_q_weight."),
         "lagrangian_thresh": _Only(5.0, "set min_q_weight."),
+        "n_step": _Only(1, "targets have one reward."),
+        "replay_buffer_config": _Only(
+            {}, "batches are drawn from the recorded data: offline_data(input_=…)."
+        ),
+        "num_steps_sampled_before_learning_starts": _Only(0, "nothing is sampled."),
+        "training_intensity": _Only(None, "set offline_data(dataset_num_iters_per_learner=…)."),
     },
     ("BCConfig", "training"): {
         "beta": _Only(0.0, "use MARWILConfig, which weights steps by their advantages."),

@@ -36,7 +36,6 @@ __all__ = [
     "PositiveInt",
     "Schedule",
     "Setting",
-    "fixed",
     "setting",
     "settings",
     "settings_of",
@@ -93,22 +92,12 @@ class Setting:
         group: Name of the setter that takes it; "" if there is none.
         annotation: Type of its values.
         doc: Its entry in the group's docstring.
-        only: The only accepted values, which describe the fixed behavior; None: all values of the type.
     """
 
-    def __init__(
-        self,
-        default: object,
-        *,
-        only: tuple[Any, ...] | None = None,
-        instead: str = "",
-        kw_only: bool = True,
-    ) -> None:
+    def __init__(self, default: object, *, kw_only: bool = True) -> None:
         self.name = self.group = self.doc = ""
         self.annotation: Any = Any
-        self.only = only
         self._default = default
-        self._instead = instead
         self._kw_only = kw_only
         self._adapter: TypeAdapter[Any] | None = None
 
@@ -133,21 +122,13 @@ class Setting:
         """
         if isinstance(value, SearchObject):
             for example in value.examples():
-                self._check_one(example)
+                self._checked(example)
             return value
-        return self._check_one(value)
-
-    def _check_one(self, value: object) -> object:
-        if self.annotation is not Any:
-            value = self._checked(value)
-        if self.only is not None and value not in self.only:
-            values = " or ".join(map(repr, self.only))
-            raise ConfigurationError(
-                f"config.{self.name}={value!r} is not supported, only {values}. Instead: {self._instead}"
-            )
-        return value
+        return self._checked(value)
 
     def _checked(self, value: object) -> Any:
+        if self.annotation is Any:
+            return value
         if self._adapter is None:
             try:
                 self._adapter = TypeAdapter(self.annotation, config=ConfigDict(arbitrary_types_allowed=True))
@@ -186,17 +167,7 @@ def setting(*, default: object, kw_only: bool = True) -> Any:
     return Setting(default, kw_only=kw_only)
 
 
-def fixed(*, default: object, instead: str) -> Any:
-    """Declare a setting of a base class of which only one value is left.
-
-    Args:
-        default: That value.
-        instead: Advice on what to do instead of setting another one.
-    """
-    return Setting(default, only=(default,), instead=instead)
-
-
-@dataclass_transform(kw_only_default=True, field_specifiers=(setting, fixed))
+@dataclass_transform(kw_only_default=True, field_specifiers=(setting,))
 def settings(group: _Group) -> _Group:
     """Turn a class into a group of settings, one for each annotated attribute."""
     docs = _docs(group)

@@ -26,13 +26,13 @@ from rlzmq.tune.schedulers import create_scheduler
 from rlzmq.tune.search import create_searcher
 from rlzmq.tune.settings import (
     Callback,
-    CheckpointConfig,
     FailureConfig,
     LoggerCallback,
     RunConfig,
     TuneConfig,
 )
 from rlzmq.tune.stopper import Stopper
+from rlzmq.tune.trial import CheckpointConfig
 from rlzmq.tune.trial_api import (
     Checkpoint,
     PlacementGroupFactory,

@@ -13,15 +13,14 @@ from rlzmq.core.synonyms import did_you_mean
 from rlzmq.core.trust import NOBODY, find_code
 from rlzmq.telemetry.runs import Mode, check_mode
 from rlzmq.tune.search import Searcher
+from rlzmq.tune.trial import CheckpointConfig, Trial
 
 if TYPE_CHECKING:
     from rlzmq.tune.schedulers import TrialScheduler
     from rlzmq.tune.stopper import Stopper
-    from rlzmq.tune.trial import Trial
 
 __all__ = [
     "Callback",
-    "CheckpointConfig",
     "FailureConfig",
     "LoggerCallback",
     "RunConfig",
@@ -176,37 +175,6 @@ class TuneConfig:
             )
         if self.num_samples == -1 and self.time_budget_s is None:
             raise ConfigurationError("TuneConfig(num_samples=-1) never ends: set time_budget_s, too.")
-
-
-@dataclasses.dataclass
-class CheckpointConfig:
-    """When trials save checkpoints, and which checkpoints are kept.
-
-    Attributes:
-        num_to_keep: Number of checkpoints to keep; None: all.
-        checkpoint_score_attribute: Path of the metric that ranks the checkpoints; None: the newest ones are kept.
-        checkpoint_score_order: Whether a good score is large ("max") or small ("min").
-        checkpoint_frequency: Iterations between two checkpoints; 0: none before the end. Functions save with
-            ``tune.report(…, checkpoint=…)`` instead.
-        checkpoint_at_end: Whether a trial saves a checkpoint when it ends; None: yes, unless it is a function.
-    """
-
-    num_to_keep: int | None = None
-    checkpoint_score_attribute: str | None = None
-    checkpoint_score_order: Mode = "max"
-    checkpoint_frequency: int = 0
-    checkpoint_at_end: bool | None = None
-
-    def __post_init__(self) -> None:
-        check_mode(self.checkpoint_score_order, "CheckpointConfig")
-        if self.num_to_keep is not None and self.num_to_keep < 1:
-            raise ConfigurationError(
-                f"CheckpointConfig(num_to_keep={self.num_to_keep!r}): expected at least 1, or None."
-            )
-        if self.checkpoint_frequency < 0:
-            raise ConfigurationError(
-                f"CheckpointConfig(checkpoint_frequency={self.checkpoint_frequency!r}): expected at least 0."
-            )
 
 
 @dataclasses.dataclass

@@ -18,15 +18,45 @@ from rlzmq.config.plain import to_json
 from rlzmq.core.checkpoint import remove_tree
 from rlzmq.core.errors import ConfigurationError
 from rlzmq.core.files import make_directories, opener, write_text
-from rlzmq.telemetry.runs import flatten, number_at
+from rlzmq.telemetry.runs import Mode, check_mode, flatten, number_at
 from rlzmq.tune.search import TrialConfig
-from rlzmq.tune.settings import CheckpointConfig
 from rlzmq.tune.study import Claim
 from rlzmq.tune.trial_process import STAGED_CHECKPOINT
 
-__all__ = ["SavedCheckpoint", "Trial", "TrialStatus", "read_checkpoints", "read_results"]
+__all__ = ["CheckpointConfig", "SavedCheckpoint", "Trial", "TrialStatus", "read_checkpoints", "read_results"]
 
 TrialStatus = Literal["PENDING", "RUNNING", "PAUSED", "TERMINATED", "ERROR"]
+
+
+@dataclass
+class CheckpointConfig:
+    """When trials save checkpoints, and which checkpoints are kept.
+
+    Attributes:
+        num_to_keep: Number of checkpoints to keep; None: all.
+        checkpoint_score_attribute: Path of the metric that ranks the checkpoints; None: the newest ones are kept.
+        checkpoint_score_order: Whether a good score is large ("max") or small ("min").
+        checkpoint_frequency: Iterations between two checkpoints; 0: none before the end. Functions save with
+            ``tune.report(…, checkpoint=…)`` instead.
+        checkpoint_at_end: Whether a trial saves a checkpoint when it ends; None: yes, unless it is a function.
+    """
+
+    num_to_keep: int | None = None
+    checkpoint_score_attribute: str | None = None
+    checkpoint_score_order: Mode = "max"
+    checkpoint_frequency: int = 0
+    checkpoint_at_end: bool | None = None
+
+    def __post_init__(self) -> None:
+        check_mode(self.checkpoint_score_order, "CheckpointConfig")
+        if self.num_to_keep is not None and self.num_to_keep < 1:
+            raise ConfigurationError(
+                f"CheckpointConfig(num_to_keep={self.num_to_keep!r}): expected at least 1, or None."
+            )
+        if self.checkpoint_frequency < 0:
+            raise ConfigurationError(
+                f"CheckpointConfig(checkpoint_frequency={self.checkpoint_frequency!r}): expected at least 0."
+            )
 
 
 @dataclass(frozen=True)

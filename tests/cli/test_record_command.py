@@ -89,7 +89,7 @@ def test_a_clone_of_recorded_episodes_needs_them_only_to_train(
     checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     data, run = tmp_path / "data", tmp_path / "bc"
-    assert main(["record", str(checkpoint), "--output", str(data), "--episodes", "5"]) == 0
+    assert main(["record", str(checkpoint), "--output", str(data), "--episodes", "20"]) == 0
     offline = [
         "train",
         "bc",

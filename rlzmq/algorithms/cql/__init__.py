@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, ClassVar, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
 from rlzmq.algorithms.off_policy import OfflineActorCriticConfig
-from rlzmq.algorithms.sac import SACTrainingSettings
+from rlzmq.config.groups import TrainingSettings
 from rlzmq.config.settings import (
     Fraction,
     LearningRate,
@@ -13,7 +13,6 @@ from rlzmq.config.settings import (
     NonNegativeInt,
     Positive,
     PositiveInt,
-    fixed,
     settings,
     takes,
 )
@@ -29,16 +28,15 @@ __all__ = [
 ]
 
 
-_NO_BUFFER = "batches are drawn from the recorded data, see offline_data()."
-
-
 @settings
-class CQLTrainingSettings(SACTrainingSettings):
-    """CQL's settings, in addition to those of `SACConfig.training`, without a replay buffer.
+class CQLTrainingSettings(TrainingSettings):
+    """CQL's settings, in addition to those of `AlgorithmConfig.training`.
 
     Args:
         actor_lr, critic_lr, alpha_lr: Learning rates of policy, critics and temperature, or schedules over lifetime
             trained env steps.
+        lr: Must be None: see the three above.
+        twin_q, initial_alpha, target_entropy, td_error_loss_fn: See `SACConfig.training`.
         target_network_update_freq: Number of trained env steps between updates of the target networks; 0: an update
             after every minibatch.
         tau: Fraction in [0, 1] by which an update moves the target networks towards the trained ones.
@@ -49,15 +47,16 @@ class CQLTrainingSettings(SACTrainingSettings):
             step and at the next one).
         min_q_weight: Weight of the penalty.
         deterministic_backup: Whether targets leave out the entropy of the next action.
-        n_step: Must be 1: targets have one reward.
-        replay_buffer_config: Must be {}: there is no replay buffer.
-        num_steps_sampled_before_learning_starts: Must be 0: nothing is sampled.
-        training_intensity: Must be None: nothing is sampled.
     """
 
     actor_lr: LearningRate = 1e-4
     critic_lr: LearningRate = 1e-3
     alpha_lr: LearningRate = 1e-3
+    lr: LearningRate | None = None  # type: ignore[assignment]
+    twin_q: bool = True
+    initial_alpha: Positive = 1.0
+    target_entropy: float | Literal["auto"] | None = "auto"
+    td_error_loss_fn: Literal["mse", "huber"] = "mse"
     target_network_update_freq: NonNegativeInt = 0
     tau: Fraction = 0.005
     bc_iters: NonNegativeInt = 20_000
@@ -65,12 +64,6 @@ class CQLTrainingSettings(SACTrainingSettings):
     num_actions: PositiveInt = 10
     min_q_weight: NonNegative = 5.0
     deterministic_backup: bool = True
-    n_step: int = fixed(default=1, instead="targets have one reward.")
-    replay_buffer_config: dict[str, Any] = fixed(default={}, instead=_NO_BUFFER)
-    num_steps_sampled_before_learning_starts: int = fixed(default=0, instead=_NO_BUFFER)
-    training_intensity: float | None = fixed(
-        default=None, instead="set dataset_num_iters_per_learner in offline_data()."
-    )
 
 
 class CQLConfig(OfflineActorCriticConfig, CQLTrainingSettings):
