@@ -12,11 +12,11 @@ import threading
 import time
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack
 from itertools import zip_longest
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -38,8 +38,6 @@ __all__ = [
     "runner_grid",
 ]
 
-
-T = TypeVar("T")
 
 COLUMNS = {
     "iterations": X_AXES["iterations"],
@@ -123,7 +121,6 @@ class MetricsTail(LinesTail):
         super().__init__(path)
         self._lock = threading.Lock()
         self.num_read: int = 0
-        self._derived: dict[Callable[..., Any], tuple[int, Any]] = {}
         self.begin()
 
     def begin(self) -> None:
@@ -144,15 +141,6 @@ class MetricsTail(LinesTail):
         with self._lock:
             rows = self._rows[: self._num_rows]
             return {name: rows[:, index] for index, name in enumerate(COLUMNS)}
-
-    def derived(self, function: Callable[[Mapping[str, NDArray[np.float64]]], T]) -> T:
-        """Return `function` of the columns; it is recomputed only after they have changed."""
-        num_read = self.num_read
-        known = self._derived.get(function)
-        if known is None or known[0] != num_read:
-            known = self._derived[function] = (num_read, function(self.columns()))
-        value: T = known[1]
-        return value
 
     def add_lines(self, lines: Sequence[bytes]) -> None:
         rows: list[list[float]] = []
@@ -492,7 +480,9 @@ class WatchedRun:
     @property
     def best(self) -> float | None:
         """The largest mean return so far; None before the first episode's end."""
-        return self.tail.derived(_largest_return)
+        means = self.tail.columns()["mean"]
+        known = means[np.isfinite(means)]
+        return float(known.max()) if len(known) else None
 
     @property
     def events(self) -> list[dict[str, Any]]:
@@ -654,11 +644,6 @@ def _sources(place: str) -> Iterator[tuple[str, Run | str]]:
             yield str(run.path.absolute()), run
     except ConfigurationError:  # there are no runs yet
         return
-
-
-def _largest_return(columns: Mapping[str, NDArray[np.float64]]) -> float | None:
-    known = columns["mean"][np.isfinite(columns["mean"])]
-    return float(known.max()) if len(known) else None
 
 
 def _is_address(place: str) -> bool:
