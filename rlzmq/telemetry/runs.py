@@ -44,6 +44,7 @@ __all__ = [
     "mean_curve",
     "number_at",
     "plot_curves",
+    "results_in",
     "value_at",
 ]
 
@@ -134,19 +135,8 @@ class Run:
 
     @functools.cached_property
     def results(self) -> list[dict[str, Any]]:
-        """The results by iteration. Of a repeated iteration, the last result counts; torn lines are left out."""
-        results: list[dict[str, Any]] = []
-        with open(self.path / "metrics.jsonl", encoding="utf-8", errors="replace") as file:
-            for line in file:
-                try:
-                    result = json.loads(line)
-                    iteration = result["training_iteration"]
-                except (ValueError, KeyError, TypeError):
-                    continue
-                while results and results[-1]["training_iteration"] >= iteration:
-                    results.pop()
-                results.append(result)
-        return results
+        """The results by iteration; see `results_in`."""
+        return results_in(self.path / "metrics.jsonl")
 
     def curve(
         self, y: str = RETURN_MEAN, x: str = "steps"
@@ -273,6 +263,27 @@ def find_runs(directory: str | Path) -> list[Run]:
         why = "no run in" if directory.is_dir() else "no directory"
         raise ConfigurationError(f"{why} {directory}: name a run directory, or a directory of runs.")
     return sorted(runs, key=lambda run: (run.changed_s, run.path))
+
+
+def results_in(file: Path) -> list[dict[str, Any]]:
+    """Return the results in a file with one per line; [] if it is missing.
+
+    Of a repeated iteration, the last result counts; torn lines are left out.
+    """
+    results: list[dict[str, Any]] = []
+    if not file.exists():
+        return results
+    with open(file, encoding="utf-8", errors="replace") as lines:
+        for line in lines:
+            try:
+                result = json.loads(line)
+                iteration = result["training_iteration"]
+            except (ValueError, KeyError, TypeError):
+                continue
+            while results and results[-1]["training_iteration"] >= iteration:
+                results.pop()
+            results.append(result)
+    return results
 
 
 def numbers_in(result: Mapping[str, Any]) -> Iterator[tuple[str, float]]:

@@ -18,7 +18,7 @@ from rlzmq.config.plain import to_json
 from rlzmq.core.checkpoint import remove_tree
 from rlzmq.core.errors import ConfigurationError
 from rlzmq.core.files import make_directories, opener, write_text
-from rlzmq.telemetry.runs import Mode, check_mode, flatten, number_at
+from rlzmq.telemetry.runs import Mode, check_mode, flatten, number_at, results_in
 from rlzmq.tune.search import TrialConfig
 from rlzmq.tune.study import Claim
 from rlzmq.tune.trial_process import STAGED_CHECKPOINT
@@ -256,17 +256,8 @@ class Trial:
 
 
 def read_results(path: Path) -> list[dict[str, Any]]:
-    """Return the results in a trial's directory, without a last line that a kill has cut off."""
-    file = path / "result.json"
-    if not file.exists():
-        return []
-    results = []
-    for line in file.read_text(encoding="utf-8").splitlines():
-        try:
-            results.append(json.loads(line))
-        except json.JSONDecodeError:
-            break
-    return results
+    """Return the results in a trial's directory."""
+    return results_in(path / "result.json")
 
 
 def read_checkpoints(path: Path) -> list[SavedCheckpoint]:
