@@ -94,8 +94,8 @@ class Pauses(logging.Handler):
             session.pipeline._broker.handle,
         ]
         states = {handle.name: _state(handle) for handle in handles if handle is not None}
-        supervisor = session.learner_group.supervisor
-        states["group"] = ", ".join(supervisor.waits()) or f"formed of {len(supervisor._handles)}"
+        formation = session.learner_group.formation
+        states["group"] = ", ".join(formation.waits()) or f"formed of {len(formation.handles)}"
         gone = dict.fromkeys(self._seen.keys() - {"waits"}, "has left its group")
         return {**gone, **states}
 

@@ -10,21 +10,19 @@ import asyncio
 import atexit
 import contextlib
 import json
-import math
 import os
 import signal
 import socket
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from rlzmq.actors.process_state import MAX_REPORT_BYTES, ActorLostError, ExitStatus, end_family
 from rlzmq.core.errors import PeerLostError
-from rlzmq.core.patience import RestartPolicy, Supervision
+from rlzmq.core.patience import Restarts
 from rlzmq.core.process import blocked
 
 __all__ = ["PRELOAD", "ForkServer", "ForkedChild", "get_fork_server", "prestart", "shutdown"]
@@ -52,7 +50,7 @@ _BOOT = (
 )
 _EXIT_S = 1.0  # for a process that was told to end, or killed, to be gone
 # Deaths of servers in a row with no process started in between: of one that cannot import what it preloads.
-_deaths = Supervision(RestartPolicy(max_restarts=10, window_s=math.inf, first_delay_s=0.05, max_delay_s=1.0))
+_deaths = Restarts()
 
 
 class ForkedChild:
@@ -201,7 +199,7 @@ class ForkServer:
                 while self.is_usable:  # noqa: ASYNC110 (a fact of the kernel's)
                     await asyncio.sleep(0.01)
         if self._delay_s is None and not self.is_usable:
-            self._delay_s = _deaths.failed(time.monotonic())
+            self._delay_s = _deaths.failed()
         return self._delay_s
 
     def note_work(self) -> None:

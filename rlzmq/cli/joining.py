@@ -18,6 +18,7 @@ from rlzmq.cli.interrupt import exit_code_of_signal, on_signals
 from rlzmq.cli.main import EXIT_UNREACHABLE
 from rlzmq.cli.parsing import command, import_first
 from rlzmq.core.errors import ConfigurationError, PeerLostError
+from rlzmq.core.patience import ANSWER_S
 from rlzmq.core.trust import CALLER, find_code
 from rlzmq.net.keys import JoinFile
 from rlzmq.roles.remote_peer import fetch_config
@@ -171,13 +172,18 @@ class _Runners:
         settings: dict[str, Any],
         joined: Callable[[str], None],
     ) -> None:
-        from rlzmq.driver.supervision import RunnerSupervisor
+        from rlzmq.driver.supervision import Supervisor
 
         self._count = count
         self._arguments, self._settings, self._joined = arguments, settings, joined
         self._system = ActorSystem()
-        self._handles: list[Any] = []
-        self._supervisor = RunnerSupervisor(config, self._spawn, self._handles)
+        self._supervisor = Supervisor(
+            self._spawn,
+            setting="restart_failed_env_runners",
+            is_on=config.restart_failed_env_runners,
+            may_go_on=config.ignore_env_runner_failures,
+            least_s=config.env_step_timeout_s or ANSWER_S,
+        )
         self._places: list[asyncio.Task[tuple[str, str]]] = []
         self._num_env_steps: dict[Any, int] = {}
         self._is_leaving = False
@@ -192,12 +198,12 @@ class _Runners:
         await self._supervisor.start(self._count)
         self._places = [asyncio.create_task(self._serve(index)) for index in range(self._count)]
 
-    async def _spawn(self, index: int, supervision: Any) -> object:
+    async def _spawn(self, place: Any) -> object:
         return await self._system.spawn(
             "rlzmq.roles.runner_role:RemoteRunner",
             *self._arguments,
-            name=f"runner-{index}",
-            patience=supervision.patience,
+            name=f"runner-{place.index}",
+            patience=place.patience,
             **self._settings,
         )
 
@@ -231,14 +237,14 @@ class _Runners:
     async def leave(self) -> None:
         """Let all runners send their current fragments, and leave."""
         self._is_leaving = True
-        await asyncio.gather(*(handle.leave() for handle in self._handles), return_exceptions=True)
+        await asyncio.gather(*(handle.leave() for handle in self._supervisor.handles), return_exceptions=True)
 
     async def stop(self) -> None:
         """End all processes."""
         for place in self._places:
             place.cancel()
         await asyncio.gather(*self._places, return_exceptions=True)
-        await self._supervisor.stop()
+        await self._supervisor.end()
         await self._system.stop()
 
 

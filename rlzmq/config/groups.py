@@ -440,13 +440,11 @@ class FaultToleranceSettings:
     Args:
         restart_failed_env_runners: Whether to replace an env runner process that died.
         ignore_env_runner_failures: Whether to continue without env runners that died instead of replacing them.
-        max_num_env_runner_restarts: Maximum number of restarts of all env runners over the run.
-        delay_between_env_runner_restarts_s: Seconds before the first restart; doubled with each further one, up to 30.
         restart_failed_sub_environments: Whether to recreate a single environment that raised an error, and continue.
-        num_consecutive_env_runner_failures_tolerance: Number of consecutive failures after which the run stops.
+        num_consecutive_env_runner_failures_tolerance: Number of errors of an env runner's environments, without a
+            finished episode in between, after which the run stops.
         env_failures_per_minute_tolerance: Number of environments of one env runner that may raise errors within 60 s.
             One more stops the run with an error that contains the seed and actions to reproduce it. None: no limit.
-        env_runner_restore_timeout_s: Seconds within which a restarted env runner must be ready.
         restart_failed_learners: Whether to replace a learner rank that died.
         min_learners: Minimum number of learner ranks; with fewer survivors the run stops.
         restart_failed_broker: Whether to replace a broker that died.
@@ -475,12 +473,9 @@ class FaultToleranceSettings:
 
     restart_failed_env_runners: bool = True
     ignore_env_runner_failures: bool = False
-    max_num_env_runner_restarts: NonNegativeInt = 1000
-    delay_between_env_runner_restarts_s: NonNegative = 0.1
     restart_failed_sub_environments: bool = True
     num_consecutive_env_runner_failures_tolerance: NonNegativeInt = 100
     env_failures_per_minute_tolerance: NonNegativeInt | None = 4
-    env_runner_restore_timeout_s: NonNegative = 1800.0
     restart_failed_learners: bool = True
     min_learners: PositiveInt = 1
     restart_failed_broker: bool = True

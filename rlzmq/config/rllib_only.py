@@ -54,6 +54,10 @@ _OWN_LEARNER_CODE = (
 )
 _QUEUES = "env runners, broker and learners wait for each other without polling."
 _NO_AGGREGATORS = "there are no aggregators: each learner runs its own connector pipeline."
+_RESTARTS = (
+    "a process that died is restarted after 0.1 s, doubled up to 2 s; the run ends after 10 restarts of one process in "
+    "a row without useful work."
+)
 _STALENESS = "training(staleness=…) sets how many updates the env runners may sample ahead."
 _NETWORKS = "set the networks with rl_module(model_config=…)."
 _ON_DATA = "a learner computes its own loss on recorded data: evaluation(offline_evaluation_interval=…)."
@@ -216,6 +220,11 @@ _ROWS: dict[tuple[str, str], dict[str, str | _Only | _Renamed]] = {
     (_EVERY_CONFIG, "fault_tolerance"): {
         "env_runner_health_probe_timeout_s": _Only(
             30, "heartbeats detect dead env runners; fault_tolerance(env_step_timeout_s=…) detects hung ones."
+        ),
+        "max_num_env_runner_restarts": _Only(1000, _RESTARTS),
+        "delay_between_env_runner_restarts_s": _RESTARTS,
+        "env_runner_restore_timeout_s": (
+            "fault_tolerance(process_start_timeout_s=…, env_reset_timeout_s=…) limit each start, also the first."
         ),
     },
     (_EVERY_CONFIG, "debugging"): {

@@ -10,6 +10,9 @@
 
 The limit is the least time, or `FACTOR` times the longest recent interval if that is more. Time for which the machine
 gave no processor does not count: see `FairClock`, `CoreWait`.
+
+A process that has ended is started again after `FIRST_DELAY_S`, doubled with each failure in a row up to `MAX_DELAY_S`,
+and given up after `MAX_RESTARTS` of them without useful work in between (`Restarts`).
 """
 
 from __future__ import annotations
@@ -18,15 +21,17 @@ import os
 import time
 from collections import OrderedDict, deque
 from collections.abc import Callable
-from dataclasses import dataclass
 from itertools import islice
 
 __all__ = [
     "ANSWER_S",
     "FACTOR",
+    "FIRST_DELAY_S",
     "FIRST_S",
     "HEARTBEAT_S",
     "LINK_S",
+    "MAX_DELAY_S",
+    "MAX_RESTARTS",
     "NARROW_PATH",
     "RESEND_S",
     "STEP_S",
@@ -34,9 +39,8 @@ __all__ = [
     "CoreWait",
     "FairClock",
     "Patience",
-    "RestartPolicy",
+    "Restarts",
     "Retries",
-    "Supervision",
     "Withheld",
 ]
 
@@ -52,6 +56,9 @@ STEP_S = 30.0
 
 LINK_S = 1.2
 """For a byte from another machine, whose pings arrive every tenth of a second."""
+
+MAX_RESTARTS, FIRST_DELAY_S, MAX_DELAY_S = 10, 0.1, 2.0
+"""Restarts of a process in a row without useful work; seconds before the first, and at most before a later one."""
 
 TICK_S, HEARTBEAT_S, RESEND_S = 0.05, 0.5, 2.0
 """Intervals of looking at timers, and of heartbeats; time after which a message without an answer is sent again."""
@@ -241,88 +248,40 @@ def _children() -> list[int]:
         return []
 
 
-@dataclass(frozen=True, slots=True)
-class RestartPolicy:
-    """How often and how soon a dead process is restarted.
-
-    Attributes:
-        max_restarts: Restarts allowed within any ``window_s`` seconds; one more death gives up. 0: fail fast.
-        window_s: Length of the window in seconds.
-        first_delay_s: Delay before the first restart; doubled by each further one.
-        max_delay_s: Upper bound of the delay, unless the first one is longer. After a life of ``window_s`` the delay
-            is ``first_delay_s`` again.
-    """
-
-    max_restarts: int = 5
-    window_s: float = 60.0
-    first_delay_s: float = 0.1
-    max_delay_s: float = 30.0
-
-    def __post_init__(self) -> None:
-        if self.max_restarts < 0:
-            raise ValueError(f"max_restarts must be 0 or more, not {self.max_restarts}")
-        for name in ("window_s", "first_delay_s", "max_delay_s"):
-            if getattr(self, name) <= 0:
-                raise ValueError(f"{name} must be above 0, not {getattr(self, name)}")
-
-
-class Supervision:
-    """Restart state of one supervised process.
+class Restarts:
+    """The one rule of restarts, for one process: when it is started again, and when it is given up.
 
     Args:
-        policy: How often it is restarted.
         least_s: See `patience`.
 
     Attributes:
-        incarnation: Number of the current start, from 0, and so of the restarts decided so far.
+        incarnation: Number of the current start, from 0, and so of the restarts.
+        num_failures: Number of deaths and failed starts in a row, without useful work in between.
         patience: How long its event loop may be blocked.
     """
 
-    def __init__(self, policy: RestartPolicy, least_s: float = ANSWER_S) -> None:
-        self.policy = policy
+    def __init__(self, least_s: float = ANSWER_S) -> None:
         self.patience: Patience = Patience(max(ANSWER_S, least_s), FIRST_S)
         self.incarnation: int = 0
-        self._failures: deque[float] = deque()
-        self._num_doublings = 0
-        self._started_at: float | None = None
-
-    @property
-    def num_failures(self) -> int:
-        """Number of deaths that count: within the last ``window_s`` seconds, and since the last useful work."""
-        return len(self._failures)
-
-    def started(self, now: float) -> None:
-        """Record a successful start (the constructor returned)."""
-        self._started_at = now
+        self.num_failures: int = 0
 
     def note_work(self) -> None:
         """Record useful work, which clears earlier failures."""
-        self._failures.clear()
-        self._num_doublings = 0
+        self.num_failures = 0
         self.patience.is_known = True
 
-    def failed(self, now: float) -> float | None:
+    def failed(self) -> float | None:
         """Record a death or a failed start.
 
         Returns:
-            Seconds until the restart, as the next `incarnation`; None: the restart budget is exhausted.
+            Seconds until the restart, as the next `incarnation`; None: it is given up.
         """
-        policy = self.policy
         self.patience.start_again()
-        if self._started_at is not None and now - self._started_at >= policy.window_s:
-            self._num_doublings = 0
-        self._started_at = None
-        self._failures.append(now)
-        while now - self._failures[0] > policy.window_s:
-            self._failures.popleft()
-        if len(self._failures) > policy.max_restarts:
+        self.num_failures += 1
+        if self.num_failures > MAX_RESTARTS:
             return None
-        # The exponent is limited, because many doublings would overflow a float.
-        delay_s = policy.first_delay_s * 2.0 ** min(self._num_doublings, 64)
-        delay_s = min(delay_s, max(policy.first_delay_s, policy.max_delay_s))
-        self._num_doublings += 1
         self.incarnation += 1
-        return delay_s
+        return float(min(FIRST_DELAY_S * 2 ** (self.num_failures - 1), MAX_DELAY_S))
 
 
 class Retries:

@@ -15,10 +15,10 @@ from rlzmq.config.base_config import BaseConfig
 from rlzmq.core.call_watch import CallWatch
 from rlzmq.core.errors import ConfigurationError
 from rlzmq.core.imports import LazyModule
-from rlzmq.core.patience import Supervision
+from rlzmq.core.patience import ANSWER_S
 from rlzmq.core.synonyms import did_you_mean
 from rlzmq.driver.process_config import config_for_runners
-from rlzmq.driver.supervision import RunnerSupervisor, spawn_within
+from rlzmq.driver.supervision import Place, Supervisor, spawn_within
 from rlzmq.driver.updates import ConnectorSync
 from rlzmq.runners.episode_metrics import FragmentMeta
 from rlzmq.wire.payloads import pack_blob
@@ -56,7 +56,6 @@ class AsyncEnvRunnerGroup:
         watch: Watches the calls of a local runner.
 
     Attributes:
-        handles: The runners' actor handles; empty for a local group.
         supervisor: Replaces runners that die; None for a local group.
         local_env_runner: The runner in this process, or None.
         synced_module_ids: The modules whose weights come from the learners; None: all.
@@ -85,10 +84,9 @@ class AsyncEnvRunnerGroup:
         self._is_evaluation = is_evaluation
         self._samples = samples
         self._watch = watch or CallWatch()
-        self.handles: list[Any] = []
         self.recreated: list[int] = []
         self.local_env_runner: Any = None
-        self.supervisor: RunnerSupervisor | None = None
+        self.supervisor: Supervisor | None = None
         self._weights: tuple[Any, int, int, int | None] | None = None
         self._connector_state: Mapping[str, Any] | None = None
         self.synced_module_ids: list[str] | None = None
@@ -99,6 +97,11 @@ class AsyncEnvRunnerGroup:
         self.connector_sync: ConnectorSync | None = None
         self._in_background: dict[tuple[str | None, int], asyncio.Task[Any]] = {}
         self._env_configs: dict[int, dict[str, Any]] = {}  # by place, if a function has changed it
+
+    @property
+    def handles(self) -> list[Any]:
+        """The runners' actor handles; empty for a local group."""
+        return self.supervisor.handles if self.supervisor is not None else []
 
     @property
     def num_env_runners(self) -> int:
@@ -123,44 +126,49 @@ class AsyncEnvRunnerGroup:
         # If external runners join and none is configured here, this group does not sample.
         is_open = self.config.listen
         least = 0 if (is_open and not self._is_evaluation) or not self._samples else 1
-        what = "evaluation env runner" if self._is_evaluation else "env runner"
-        self.supervisor = RunnerSupervisor(
-            self.config, self.spawn_runner, self.handles, self.recreated, what=what
+        self.supervisor = Supervisor(
+            self._spawn,
+            setting="restart_failed_env_runners",
+            is_on=self.config.restart_failed_env_runners,
+            may_go_on=self.config.ignore_env_runner_failures,
+            least_s=self.config.env_step_timeout_s or ANSWER_S,
         )
         await self.supervisor.start(max(num, least))
         self.supervisor.prepare.append(self._bring_up_to_date)
 
-    async def spawn_runner(self, index: int, supervision: Supervision) -> Any:
-        """Start the runner at index `index` (0-based) and return its handle, ready to sample."""
+    async def _spawn(self, place: Place) -> Any:
+        """Start the runner of a place, and return its handle, ready to sample."""
         local = self.config.num_env_runners == 0
-        name = f"{'eval-' if self._is_evaluation else ''}runner-{index}"
+        name = f"{'eval-' if self._is_evaluation else ''}runner-{place.index}"
         # An environment's constructor may take as long as a reset; the runner enforces that limit.
         start_s, reset_s = self.config.process_start_timeout_s, self.config.env_reset_timeout_s
         timeout_s = start_s + reset_s if start_s and reset_s else 0.0
         spawn = self._system.spawn(
             _ROLE,
             self._sent_config(),
-            self._worker_index(0 if local else index + 1),
-            supervision.incarnation,
+            self._worker_index(0 if local else place.index + 1),
+            place.incarnation,
             is_local=local,
             place=name,
             name=name,
             in_process=local,
             deadline_s=timeout_s,
-            patience=supervision.patience,
+            patience=place.patience,
         )
         handle = await spawn_within(timeout_s, "process_start_timeout_s or env_reset_timeout_s", spawn)
         if self.synced_module_ids is not None:
             await self._change_modules_of(handle)
         return handle
 
-    async def _bring_up_to_date(self, index: int, handle: ActorHandle, incarnation: int) -> None:
+    async def _bring_up_to_date(self, place: Place) -> None:
         """Repeat `set_weights`, `set_connector_state` and `foreach_env_runner` calls on the replacement of a runner."""
-        await self._give_env_config(index, handle)
+        handle = place.handle
+        await self._give_env_config(place.index, handle)
         if self._weights is not None:
             await handle.set_weights(*self._weights)
         if self._connector_state is not None:
             await handle.set_connector_state(self._connector_state)
+        self.recreated.append(place.index + 1)
 
     @property
     def num_restarts(self) -> int:
@@ -576,25 +584,16 @@ class AsyncEnvRunnerGroup:
         """End the runners."""
         await self.cancel_calls()
         if self.supervisor is not None:
-            await self.supervisor.stop()
+            await self.supervisor.end()
         if self.local_env_runner is not None:
             with self._watch.call("close() of the envs"):
                 self.local_env_runner.stop()
             self.local_env_runner = None
-        handles, self.handles = self.handles, []
-        await asyncio_gather(handles, lambda handle: handle.stop())
 
 
 def flatten_episodes(batches: Sequence[Any]) -> list[Any]:
     """Return all episodes of several batches (or lists) in one list."""
     return [episode for batch in batches for episode in batch]
-
-
-async def asyncio_gather(handles: Sequence[Any], call: Callable[[Any], Any]) -> list[Any]:
-    """Await ``call(handle)`` for all handles concurrently. Does not wait if there are none."""
-    if not handles:
-        return []
-    return list(await asyncio.gather(*(call(handle) for handle in handles)))
 
 
 def _sampling(options: Mapping[str, Any], with_metrics: bool) -> Callable[[Any], Any]:

@@ -12,14 +12,12 @@ from rlzmq.core.checkpoint import read_part, write_part
 from rlzmq.core.errors import PeerLostError
 from rlzmq.core.imports import LazyModule
 from rlzmq.core.names import LEARNER_PATH
-from rlzmq.core.patience import Supervision
-from rlzmq.driver.async_env_runner_group import asyncio_gather
+from rlzmq.driver.formation import LEARNER_ROLE, LearnerFormation, form_group
 from rlzmq.driver.process_config import config_for_learners, weights_to_load
-from rlzmq.driver.supervision import LearnerSupervisor, spawn_within
+from rlzmq.driver.supervision import Place, Supervisor, spawn_within
 from rlzmq.episodes.episode_batch import num_env_steps_of
 from rlzmq.modules.saving import read_module_states
 from rlzmq.replay.replay_buffer import divide_states
-from rlzmq.roles.formation import LEARNER_ROLE, form_group
 
 __all__ = ["AsyncLearnerGroup", "shard_episodes"]
 
@@ -119,10 +117,9 @@ class AsyncLearnerGroup:
         door: The RemoteLearnerListener for learners on other machines, if any are expected.
 
     Attributes:
-        handles: The ranks' actor handles in rank order; empty for a local group.
         local_learner: The Learner in this process, or None.
         generation: Number of the process group; increases by 1 whenever the group is re-formed.
-        supervisor: Keeps the ranks training; None for a local learner.
+        supervisor, formation: Start the ranks again that end, and form their group; None for a local learner.
         num_changes: Number of times that weights or, in a run, connector states were changed from outside.
         is_changed: Whether the run's pipeline has to be told of such a change; see `Session.restart`.
         synced_module_ids: The modules whose weights runners need; None: all.
@@ -138,15 +135,20 @@ class AsyncLearnerGroup:
         self.module_spec = module_spec
         self._system = system
         self._door = door
-        self.handles: list[Any] = []
         self.local_learner: Any = None
         self.generation: int = 0
         self.num_changes: int = 0
         self.is_changed: bool = False
         self.synced_module_ids: list[str] | None = None
         self.algorithm: Any = None
-        self.supervisor: LearnerSupervisor | None = None
+        self.supervisor: Supervisor | None = None
+        self.formation: LearnerFormation | None = None
         self.trained: list[tuple[list[dict[str, Any]], int]] = []
+
+    @property
+    def handles(self) -> list[Any]:
+        """The ranks' actor handles in rank order; empty for a local group."""
+        return self.formation.handles if self.formation is not None else []
 
     @property
     def num_learners(self) -> int:
@@ -156,8 +158,8 @@ class AsyncLearnerGroup:
     def _note_change(self) -> None:
         self.num_changes += 1
         self.is_changed = True
-        if self.supervisor is not None:
-            self.supervisor.is_untouched = False
+        if self.formation is not None:
+            self.formation.is_untouched = False
 
     async def start(self) -> None:
         """Create the learners and form their process group."""
@@ -165,18 +167,24 @@ class AsyncLearnerGroup:
         if self._system is None:
             self.local_learner = learner_role.make_learner(self.config, self.module_spec)
             return
-        self.supervisor = LearnerSupervisor(self.config, self.handles, self._spawn, self._form)
-        await self.supervisor.begin(max(num, 1))
+        self.supervisor = Supervisor(
+            self._spawn,
+            setting="restart_failed_learners",
+            is_on=self.config.restart_failed_learners,
+            may_go_on=True,
+        )
+        self.formation = LearnerFormation(self.config, self.supervisor, self._form)
+        await self.formation.begin(max(num, 1))
 
-    async def _spawn(self, rank: int, supervision: Supervision) -> Any:
-        incarnation, name = supervision.incarnation, f"learner-{rank}"
+    async def _spawn(self, place: Place) -> Any:
+        rank, incarnation, name = place.index, place.incarnation, f"learner-{place.index}"
 
         def is_spared() -> bool:
-            return self.supervisor is not None and self.supervisor.has_only_weights(name)
+            return self.formation is not None and self.formation.has_only_weights(name)
 
         if self._door is not None:
             handle = await self._door.take(self.config, rank, replaces=incarnation > 0)
-            self._system.watch(handle, supervision.patience, is_spared)
+            self._system.watch(handle, place.patience, is_spared)
             return handle
         local = self.config.num_learners == 0
         timeout_s = self.config.process_start_timeout_s
@@ -191,7 +199,7 @@ class AsyncLearnerGroup:
             name=name,
             in_process=local,
             deadline_s=timeout_s,
-            patience=supervision.patience,
+            patience=place.patience,
             is_spared=is_spared,
         )
         handle = await spawn_within(timeout_s, "process_start_timeout_s", spawn)
@@ -208,7 +216,6 @@ class AsyncLearnerGroup:
             store = self._door.store_address
         else:
             store = str(self._system.run_directory.path / f"learners-{self.generation}")
-        assert self.supervisor is not None
         await form_group(
             handles,
             store,
@@ -262,8 +269,8 @@ class AsyncLearnerGroup:
         self, batch: Any, episodes: object, options: Mapping[str, Any]
     ) -> tuple[list[dict[str, Any]], int]:
         """Train one update on all ranks; if one dies, the others train larger shares."""
-        assert self.supervisor is not None
-        await self.supervisor.admit()
+        assert self.formation is not None
+        await self.formation.admit()
         start: list[int] = []
 
         async def attempt(handles: Sequence[Any]) -> tuple[list[dict[str, Any]], int]:
@@ -284,7 +291,7 @@ class AsyncLearnerGroup:
                 raise failure  # prefer an error of the user's code to its consequences
             return list(results), num_steps  # type: ignore[arg-type]
 
-        return await self.supervisor.call(attempt)  # type: ignore[no-any-return]
+        return await self.formation.call(attempt)  # type: ignore[no-any-return]
 
     async def evaluate_offline(self) -> dict[str, Any]:
         """Let rank 0 of an offline algorithm evaluate on held-out data; see OfflineLearner.evaluate_offline."""
@@ -297,11 +304,12 @@ class AsyncLearnerGroup:
     def fault_tolerance(self) -> dict[str, int]:
         """Return the number of living ranks, of replaced ranks, and of re-formations of the group."""
         assert self.supervisor is not None
+        assert self.formation is not None
         return {
             "num_healthy_learners": len(self.handles) if self.config.num_learners else 0,
             "num_learner_restarts": self.supervisor.num_restarts,
-            "num_learner_group_reforms": self.supervisor.num_reforms,
-            "num_learner_rollbacks": self.supervisor.num_rollbacks,
+            "num_learner_group_reforms": self.formation.num_reforms,
+            "num_learner_rollbacks": self.formation.num_rollbacks,
         }
 
     # -- state ----------------------------------------------------------------------------------
@@ -314,8 +322,8 @@ class AsyncLearnerGroup:
 
     def _remember(self, state: Mapping[str, Any]) -> None:
         """Keep a whole state, to be restored if no rank is left."""
-        if self.supervisor is not None and "weights_seq_no" in state:
-            self.supervisor.last_resort = dict(state)
+        if self.formation is not None and "weights_seq_no" in state:
+            self.formation.last_resort = dict(state)
 
     async def set_state(self, state: Mapping[str, Any]) -> None:
         """Load this state on every rank."""
@@ -350,8 +358,8 @@ class AsyncLearnerGroup:
             pairs = zip(handles, fitting, strict=False)
             await asyncio.gather(*(handle.set_state({"source": dict(state)}) for handle, state in pairs))
 
-        assert self.supervisor is not None
-        await self.supervisor.call(set_all)
+        assert self.formation is not None
+        await self.formation.call(set_all)
         return True
 
     async def save_to_path(self, path: str | Path | None = None) -> str:
@@ -507,8 +515,8 @@ class AsyncLearnerGroup:
         """
         self._note_change()
         self.config, self.module_spec, self.synced_module_ids = config, module_spec, synced_module_ids
-        if self.supervisor is not None:
-            self.supervisor.last_resort = None  # it has other modules
+        if self.formation is not None:
+            self.formation.last_resort = None  # it has other modules
         if self.local_learner is not None:
             change(self.local_learner)
             return
@@ -538,20 +546,20 @@ class AsyncLearnerGroup:
         """Await ``call(handle)`` for the current rank 0, and repeat it if it dies; or call it for the local learner."""
         if self.local_learner is not None:
             return call(self.local_learner)
-        assert self.supervisor is not None
-        return await self.supervisor.call(lambda handles: call(handles[0]))
+        assert self.formation is not None
+        return await self.formation.call(lambda handles: call(handles[0]))
 
     async def _on_all(self, call: Callable[[Any], Any]) -> list[Any]:
         """Await ``call(handle)`` for all ranks concurrently, and repeat it if one dies; or for the local one."""
         if self.local_learner is not None:
             return [call(self.local_learner)]
-        if self.supervisor is None:
+        if self.formation is None:
             return []
 
         async def call_all(handles: Sequence[Any]) -> list[Any]:
             return list(await asyncio.gather(*(call(handle) for handle in handles)))
 
-        return await self.supervisor.call(call_all)  # type: ignore[no-any-return]
+        return await self.formation.call(call_all)  # type: ignore[no-any-return]
 
     async def foreach_learner(self, func: Callable[[Any], Any]) -> list[Any]:
         """Call ``func(learner)`` on every rank; return the results in rank order.
@@ -569,10 +577,10 @@ class AsyncLearnerGroup:
     async def shutdown(self) -> None:
         """End the learners."""
         self.local_learner = None
-        if self.supervisor is not None:
-            await self.supervisor.stop()
-        handles, self.handles = self.handles, []
-        await asyncio_gather(handles, lambda handle: handle.stop())
+        if self.supervisor is not None and self.formation is not None:
+            await self.formation.stop()
+            self.formation.handles.clear()
+            await self.supervisor.end()
 
 
 def _shards(batch: Any, episodes: Any, num_ranks: int) -> tuple[str, list[Any], int]:

@@ -32,7 +32,7 @@ from rlzmq.actors.system import ActorSystem
 from rlzmq.config.base_config import BaseConfig
 from rlzmq.core import faults
 from rlzmq.core.errors import PeerLostError, StandstillError
-from rlzmq.core.patience import ANSWER_S, HEARTBEAT_S, STEP_S, FairClock, Patience, RestartPolicy, Supervision
+from rlzmq.core.patience import ANSWER_S, HEARTBEAT_S, STEP_S, FairClock, Patience
 from rlzmq.driver.driver_link import DriverLink, MetaCheck, ReportReader
 from rlzmq.driver.join_files import (
     JoinKeys,
@@ -42,12 +42,12 @@ from rlzmq.driver.join_files import (
     pack_config,
     write_join_files,
 )
-from rlzmq.driver.supervision import Supervisor, lost_error, restarted, spawn_within, start_first
+from rlzmq.driver.supervision import Place, RunTasks, Supervisor, first_line, spawn_within
 from rlzmq.driver.updates import Accounting, ConnectorSync, UpdateResult, num_left_out
 from rlzmq.protocol.core import Report
 from rlzmq.roles.broker_role import BrokerRole
 from rlzmq.roles.peer_link import new_peer_id, spaces_digest
-from rlzmq.wire.messages import Notice, OpenUpdate, Progress
+from rlzmq.wire.messages import OpenUpdate, Progress
 
 __all__ = ["BrokerPipeline", "Watchdog"]
 
@@ -124,12 +124,8 @@ class Watchdog:
         return "\n".join(f"  {line}" for line in status["waits"])
 
 
-_BAD_DATA = ("bad_fragment", "quarantined")  # notices
-_BROKER_POLICY = RestartPolicy(max_restarts=5, window_s=60.0)
-
-
-class BrokerSupervisor(Supervisor):
-    """Starts and restarts the broker's process.
+class BrokerProcess:
+    """The broker's process, with its addresses and join files.
 
     Args:
         system: The ActorSystem; the sockets are in its private directory.
@@ -139,6 +135,7 @@ class BrokerSupervisor(Supervisor):
         control_address: Address for external learners; None: no such learners.
 
     Attributes:
+        supervisor: Starts it, and starts it again if it ends.
         addresses: ``{"data": …, "weights": …}``, the same for every incarnation.
         remote_addresses: Addresses for external peers, once the broker listens for them; {} before.
         join_files: Role → the join file; {} if no peer may join.
@@ -152,13 +149,12 @@ class BrokerSupervisor(Supervisor):
         keys: JoinKeys | None = None,
         control_address: str | None = None,
     ) -> None:
-        super().__init__()
         self._system = system
         self._run_id = run_id
         self._config = config
-        self._machine = Supervision(_BROKER_POLICY)
-        self._handle: Any = None
-        self._has_begun = False
+        self.supervisor: Supervisor = Supervisor(
+            self._spawn, setting="restart_failed_broker", is_on=config.restart_failed_broker
+        )
         self._incarnation = 0
         directory = system.run_directory
         self.addresses: dict[str, Any] = {name: directory.address(name) for name in ("data", "weights")}
@@ -173,8 +169,8 @@ class BrokerSupervisor(Supervisor):
 
     @property
     def handle(self) -> Any:
-        """The broker's actor handle."""
-        return self._handle
+        """The broker's actor handle; None before it was started."""
+        return next(iter(self.supervisor.handles), None)
 
     async def start(self) -> None:
         """Start the broker and its supervision.
@@ -182,28 +178,14 @@ class BrokerSupervisor(Supervisor):
         Raises:
             ConfigurationError: `config.listen` is not available, or the join file cannot be written.
         """
-        self._has_begun = True
-        await start_first(
-            self._spawn,
-            self._machine,
-            "the broker",
-            is_replaced=self._config.restart_failed_broker,
-        )
-        self.num_restarts: int = self._machine.incarnation
+        await self.supervisor.start(1)
         if self._keys is not None:
             self._write_join_files(self._keys)
-        self._start(self._supervise(), "supervise the broker")
-
-    def note_work(self) -> None:
-        """Reset the failure count, after an update was committed."""
-        self._machine.note_work()
 
     async def stop(self) -> None:
         """Stop the supervision, then the broker."""
-        await super().stop()
-        if self._handle is not None:
-            await asyncio.gather(self._handle.stop(), return_exceptions=True)
-        if self._has_begun and self._config.join_file is not None:
+        await self.supervisor.end()
+        if self.supervisor.places and self._config.join_file is not None:
             keys_file(self._config.join_file).unlink(missing_ok=True)
         for file in self.join_files.values():
             file.unlink(missing_ok=True)  # the keys in it are now useless
@@ -225,7 +207,7 @@ class BrokerSupervisor(Supervisor):
                 f"waiting for learners:  rlzmq learner --join {self.join_files['learner']}", file=sys.stderr
             )
 
-    async def _spawn(self) -> None:
+    async def _spawn(self, place: Place) -> ActorHandle:
         # Peers order brokers by this number, so it must rise even if the wall clock is set back.
         self._incarnation = max(self._incarnation + 1, int(time.time() * 1000))
         timeout_s = self._config.process_start_timeout_s
@@ -243,9 +225,9 @@ class BrokerSupervisor(Supervisor):
             memory_limit_bytes=self._config.broker_memory_limit_bytes,
             name="broker",
             deadline_s=timeout_s,
-            patience=self._machine.patience,
+            patience=place.patience,
         )
-        handle = await spawn_within(timeout_s, "process_start_timeout_s", spawn)
+        handle: ActorHandle = await spawn_within(timeout_s, "process_start_timeout_s", spawn)
         try:
             addresses = await handle.start()
             if self._listen is not None:  # later brokers use the ports of this one
@@ -255,40 +237,10 @@ class BrokerSupervisor(Supervisor):
             handle.kill()
             await handle.exited  # until then its name and its addresses are taken
             raise
-        self._handle = handle
-        self._machine.started(time.monotonic())
-
-    async def _supervise(self) -> None:
-        while not self.failed.done():
-            await restarted(self._restart, self._decide, await self._failure(self._handle))
-
-    async def _failure(self, handle: ActorHandle) -> BaseException:
-        """Wait for the broker's end, or for an internal error of it, which ends it."""
-        try:
-            await handle.call("run_until_failure")
-        except ActorLostError:
-            await handle.exited
-            return lost_error(handle)
-        except Exception as error:
-            handle.kill()
-            await handle.exited
-            return error
-        await handle.exited
-        return lost_error(handle)
-
-    def _decide(self, error: BaseException) -> float | None:
-        delay_s = self._machine.failed(time.monotonic())
-        if not self._config.restart_failed_broker or delay_s is None:
-            self.fail(error)
-            return None
-        return delay_s
-
-    async def _restart(self) -> None:
-        await self._spawn()
-        self.num_restarts += 1
+        return handle
 
 
-class BrokerPipeline(Supervisor):
+class BrokerPipeline(RunTasks):
     """Runs updates with runners and learners that communicate through a broker process.
 
     Args:
@@ -316,17 +268,13 @@ class BrokerPipeline(Supervisor):
         self._learners = learner_group
         self._connectors = connectors
         self._run_id = uuid.uuid4().hex
-        self._broker = BrokerSupervisor(system, self._run_id, config, join_keys, control_address)
+        self._broker = BrokerProcess(system, self._run_id, config, join_keys, control_address)
         self._driver: DriverLink | None = None
         self._place_of: dict[str, int] = {}
         self._peer_of: dict[int, str] = {}
         self._connector_version = -1
         self._watchdog = Watchdog(self)
-        self._reader = ReportReader(
-            MetaCheck(config, connectors.spaces),
-            self._place_of.get,
-            lambda index, why: self._runners.supervisor.blame(index, why),
-        )
+        self._reader = ReportReader(MetaCheck(config, connectors.spaces), self._place_of)
         self._learner_results: list[list[dict[str, Any]]] = []
         self.accounting: Accounting = Accounting()
         self.bottleneck: str = ""
@@ -334,6 +282,7 @@ class BrokerPipeline(Supervisor):
     async def start_broker(self) -> None:
         """Start the broker's process."""
         await self._broker.start()
+        await self._broker.supervisor.prepare_all(self._watch_broker)
 
     async def start(self) -> None:
         """Connect driver, learners and runners to the broker."""
@@ -343,7 +292,6 @@ class BrokerPipeline(Supervisor):
             self._run_id,
             self._broker.addresses["data"],
             next_update=version,
-            on_notice=self._on_notice,
             packed_config=pack_config(self._config) if is_open else b"",
             spaces_digest=spaces_digest(self._connectors.spaces["__env_single__"]) if is_open else "",
         )
@@ -351,45 +299,44 @@ class BrokerPipeline(Supervisor):
         learners = self._learners
         if self._connectors.is_needed:
             self._send_connector_state(self._connectors.get_state())
-        learners.supervisor.prepare = self._connect_learner
         await asyncio.gather(
-            self._register_learners(),
+            learners.supervisor.prepare_all(self._connect_learner),
             self._runners.supervisor.prepare_all(self._connect_runner),
         )
-        learners.supervisor.begin_lineage = self._begin_lineage
-        learners.supervisor.watch_failures()
+        await self._register_learners()
+        learners.formation.begin_lineage = self._begin_lineage
 
-    async def _connect_runner(self, index: int, handle: ActorHandle, incarnation: int) -> None:
-        assert self._driver is not None
-        peer_id, name = new_peer_id(), f"runner-{index}"
-        await handle.connect(
+    async def _connect_runner(self, place: Place) -> None:
+        index, peer_id, name = place.index, new_peer_id(), f"runner-{place.index}"
+        await place.handle.connect(
             self._link(
                 name,
                 weights_address=self._broker.addresses["weights"],
-                incarnation=incarnation + 1,  # 0 lets the broker choose, and it would choose 1
+                incarnation=place.incarnation + 1,  # 0 lets the broker choose, and it would choose 1
                 peer_id=peer_id,
                 replaces=self._peer_of.get(index, ""),
             )
         )
         self._place_of[peer_id] = index
         self._peer_of[index] = peer_id
-        self._start(self._watch(handle, name), f"watch {name}")
+        self._start(self._watch(place.handle), f"watch {name}")
 
-    async def _connect_learner(self, handle: ActorHandle) -> None:
-        await handle.connect(
+    async def _connect_learner(self, place: Place) -> None:
+        await place.handle.connect(
             self._link(
-                handle.name,
+                place.handle.name,
                 num_env_steps_before=self.accounting.num_consumed,
                 observation_space=self._connectors.stored_observation_space(),
                 stores_module_outputs=self._connectors.stores_module_outputs,
             )
         )
+        self._start(self._watch(place.handle), f"watch {place.handle.name}")
 
     async def _register_learners(self, *, begins_lineage: bool = False) -> None:
         """Connect and register the ranks. Repeat it if one dies in the meantime."""
-        supervisor, is_done = self._learners.supervisor, False
+        is_done = False
         while not is_done:
-            async with supervisor.steady() as handles:
+            async with self._learners.formation.steady() as handles:
                 is_done = await self._form(handles, begins_lineage=begins_lineage)
 
     def _link(self, name: str, **more: object) -> dict[str, Any]:
@@ -399,16 +346,41 @@ class BrokerPipeline(Supervisor):
         _, version = await self._learners.get_inference_weights()
         return int(version)
 
-    async def _watch(self, handle: ActorHandle, name: str) -> None:
-        """End the run if a runner's code raises an error. The supervisor handles the end of its process."""
+    async def _watch(self, handle: ActorHandle) -> None:
+        """Watch a runner or a learner until its process ends, and end it if it can no longer work with the broker.
+
+        An error of the user's code in it ends the run. A lost collective lets the group be formed again.
+        """
+        formation = self._learners.formation
         try:
-            reason, detail = await handle.call("run_until_failure")
-        except ActorLostError:
-            return
+            while True:
+                try:
+                    reason, detail = await handle.call("run_until_failure")
+                except ActorLostError:
+                    return
+                except PeerLostError as error:
+                    if handle not in formation.handles:
+                        raise
+                    _log.info("%s: %s", handle.name, error)
+                    formation.notice()
+                    await formation.wait_formed()
+                else:
+                    handle.kill(f"left the broker ({reason}: {detail})")
+                    return
         except Exception as error:
             self.fail(error)
-            return
-        handle.kill(f"left the broker ({reason}: {detail})")
+
+    async def _watch_broker(self, place: Place) -> None:
+        self._start(self._end_failed(place.handle), "watch the broker")
+
+    async def _end_failed(self, broker: ActorHandle) -> None:
+        """End the broker's process after an internal error: a new one rebuilds its state from its peers."""
+        try:
+            await broker.call("run_until_failure")
+        except ActorLostError:
+            pass
+        except Exception as error:
+            broker.kill(f"failed: {first_line(error)}")
 
     # -- for the watchdog -----------------------------------------------------------------------
 
@@ -424,7 +396,7 @@ class BrokerPipeline(Supervisor):
 
     async def status(self) -> dict[str, Any]:
         """Return what the broker and the driver are waiting for, as far as known."""
-        waits = [f"driver: {line}" for line in self._learners.supervisor.waits()]
+        waits = [f"driver: {line}" for line in self._learners.formation.waits()]
         status = await self._broker.handle.status()
         return {**status, "waits": [*waits, *status["waits"]]}
 
@@ -433,21 +405,14 @@ class BrokerPipeline(Supervisor):
         """Time limits of processes that are currently starting."""
         runners = self._runners.supervisor
         is_starting = not runners.num_healthy and not runners.failed.done()
-        return self._config.env_runner_restore_timeout_s if is_starting else 0.0
+        config = self._config
+        return config.process_start_timeout_s + config.env_reset_timeout_s if is_starting else 0.0
 
     def form_again(self) -> None:
         """Re-form broker and learner group."""
-        self._learners.supervisor.notice()
+        self._learners.formation.notice()
         if self._config.restart_failed_broker:
             self._broker.handle.kill()
-
-    def _on_notice(self, notice: Notice) -> None:
-        """Blame a runner of this run for unusable data; an external one cannot be restarted here."""
-        peer = notice.detail.partition("/")[0]
-        index = self._place_of.get(peer)
-        # Otherwise the notice concerns the previous process.
-        if index is not None and self._peer_of[index] == peer and notice.event in _BAD_DATA:
-            self._runners.supervisor.blame(index, notice.detail)
 
     def _send_connector_state(self, state: object) -> None:
         assert self._driver is not None
@@ -526,7 +491,7 @@ class BrokerPipeline(Supervisor):
     async def _open_updates(self) -> None:
         """Open updates until as many are open as planned."""
         assert self._driver is not None
-        await self._unless_broken(self._learners.supervisor.admit())
+        await self._unless_broken(self._learners.formation.admit())
         plan, driver = self._config.update_plan(), self._driver
         driver.core.bottleneck = self.bottleneck  # which its heartbeats carry
         while len(driver.open_reports) < plan.open_updates:
@@ -584,8 +549,9 @@ class BrokerPipeline(Supervisor):
         failures = [
             self.failed,
             self._runners.supervisor.failed,
+            self._learners.formation.failed,
             self._learners.supervisor.failed,
-            self._broker.failed,
+            self._broker.supervisor.failed,
         ]
         waited: list[asyncio.Future[Any]] = [future, self._driver.ended, *failures]
         await asyncio.wait(waited, return_when=asyncio.FIRST_COMPLETED)
@@ -600,8 +566,8 @@ class BrokerPipeline(Supervisor):
 
     def _note_work(self, report: Report) -> None:
         """Reset the failure counts of all peers that contributed to a committed update."""
-        self._broker.note_work()
-        self._learners.supervisor.note_work()
+        self._broker.supervisor.note_work(0)
+        self._learners.formation.note_work()
         for fragment, _, _ in report.fragments:
             if (index := self._place_of.get(fragment.runner)) is not None:
                 self._runners.supervisor.note_work(index)
@@ -609,7 +575,7 @@ class BrokerPipeline(Supervisor):
     def fault_tolerance(self) -> dict[str, int]:
         """Return the number of broker restarts, and of env steps whose fragment metadata was lost with a broker."""
         return {
-            "num_broker_restarts": self._broker.num_restarts,
+            "num_broker_restarts": self._broker.supervisor.num_restarts,
             "num_env_steps_without_report": self._reader.num_env_steps_without_report,
         }
 
@@ -632,9 +598,7 @@ class BrokerPipeline(Supervisor):
         """Register the ranks of a formed group under the next generation; return False if one died in the meantime."""
         assert self._driver is not None
         learners, num_ranks = self._learners, len(handles)
-        supervisor = learners.supervisor
         try:
-            await supervisor.prepare_all(handles)
             version = await handles[0].ping()
             generation = learners.generation = learners.generation + 1
             if begins_lineage:
@@ -647,15 +611,15 @@ class BrokerPipeline(Supervisor):
             )
             await asyncio.gather(*forming)
         except PeerLostError:
-            supervisor.notice()
+            learners.formation.notice()
             return False
         return True
 
     async def stop(self) -> None:
         """Disconnect all peers. Pending data is dropped ("stopped")."""
-        for supervisor in (self._runners.supervisor, self._learners.supervisor):
-            if supervisor is not None:
-                await supervisor.stop()
+        for part in (self._runners.supervisor, self._learners.formation, self._learners.supervisor):
+            if part is not None:
+                await part.stop()
         await super().stop()
         if self._driver is not None:  # first, so that leaving peers are not reported
             await self._driver.stop()

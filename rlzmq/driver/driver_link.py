@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Container, Sequence
 from typing import Any
 
 from rlzmq.config.base_config import BaseConfig
@@ -27,7 +27,7 @@ from rlzmq.roles.peer_link import (
 )
 from rlzmq.runners.episode_metrics import EpisodeMetrics, FragmentMeta, add_fragment_metas
 from rlzmq.wire.codec import FragmentId, WireError
-from rlzmq.wire.messages import Notice, OpenUpdate, Progress, TraceEvents
+from rlzmq.wire.messages import OpenUpdate, Progress, TraceEvents
 from rlzmq.wire.payloads import pack_blob, unpack_blob
 
 __all__ = ["DriverLink", "MetaCheck", "ReportReader"]
@@ -84,20 +84,16 @@ class ReportReader:
 
     Args:
         metas: Validates and opens the fragment metadata from runners.
-        place_of: Returns the place of a process in this run's runner group; None: it is external.
-        blame: Called with such a place and the reason if its runner sent invalid metadata.
+        own: The ids of the processes that this driver started; other runners are external.
 
     Attributes:
         num_env_steps_without_report: Env steps trained or dropped whose fragment is in no report, because its runner
             and the broker died one after the other.
     """
 
-    def __init__(
-        self, metas: MetaCheck, place_of: Callable[[str], int | None], blame: Callable[[int, str], None]
-    ) -> None:
+    def __init__(self, metas: MetaCheck, own: Container[str]) -> None:
         self._metas = metas
-        self._place_of = place_of
-        self._blame = blame
+        self._own = own
         self._dropped: Counter[str] = Counter()
         self._reported: dict[tuple[str, int], RunnerRecord] = {}
         self.num_env_steps_without_report: int = 0
@@ -120,14 +116,11 @@ class ReportReader:
 
     def open_meta(self, fragment: FragmentId, blob: object) -> FragmentMeta:
         """Return a fragment's metadata; if it is unusable, return only the fragment's size."""
-        place = self._place_of(fragment.runner)
         try:
-            return self._metas.open(blob, is_trusted=place is not None)
+            return self._metas.open(blob, is_trusted=fragment.runner in self._own)
         except ValueError as error:
             detail = cut(printable(str(error)))  # it may quote data from the runner
             _log.warning("the meta of fragment %s is unusable: %s", fragment, detail)
-            if place is not None:
-                self._blame(place, f"an unusable meta: {detail}")
             return {}
 
     def open_results(self, blobs: Sequence[Any]) -> list[dict[str, Any]]:
@@ -163,7 +156,6 @@ class DriverLink(PeerLink):
         run_id: Id of the run.
         data_address: Address of the broker's data socket.
         next_update: The first update, which is also the weights version that the learners start from.
-        on_notice: Called with the broker's notices for supervisors.
         packed_config: The config as one frame, for external runners.
         spaces_digest: Digest of the env's spaces, which must be equal for external runners.
 
@@ -178,7 +170,6 @@ class DriverLink(PeerLink):
         data_address: str,
         *,
         next_update: int,
-        on_notice: Callable[[Notice], None] | None = None,
         packed_config: bytes = b"",
         spaces_digest: str = "",
     ) -> None:
@@ -192,7 +183,6 @@ class DriverLink(PeerLink):
             package_version=package_version(),
         )
         super().__init__(core, data_address)
-        self._on_notice = on_notice
         self._traces_others = False
         self.open_reports: dict[int, asyncio.Future[Report]] = {}
         self.progress: Progress | None = None
@@ -223,7 +213,7 @@ class DriverLink(PeerLink):
         super().handle(event)
 
     def act(self, instruction: Instruction) -> None:
-        """Carry out an instruction: reports resolve their update's future; notices go to the supervisor and the log."""
+        """Carry out an instruction: reports resolve their update's future; notices are logged."""
         if isinstance(instruction, Report):
             future = self.open_reports.get(instruction.report.update_id)
             if future is not None and not future.done():
@@ -236,8 +226,6 @@ class DriverLink(PeerLink):
             if message.event not in _QUIET_EVENTS:
                 peer = "" if message.role == "broker" else f"{message.role} {message.name} "
                 _log.warning("broker: %s%s: %s", peer, message.event, message.detail)
-            if self._on_notice is not None:
-                self._on_notice(message)
 
     def give_up_reports(self) -> None:
         """Stop waiting for open updates. `open_reports` is empty afterwards."""

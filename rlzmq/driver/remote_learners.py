@@ -21,12 +21,12 @@ from rlzmq.config.base_config import BaseConfig
 from rlzmq.core.addresses import split_tcp
 from rlzmq.core.errors import ConfigurationError, DeadlineError, PeerLostError, ProtocolError
 from rlzmq.core.spaces import space_to_plain
+from rlzmq.driver.formation import LEARNER_ROLE, StoreServer
 from rlzmq.driver.join_files import JoinKeys, at_host, pack_config
 from rlzmq.net.context import Context, SocketOptions
 from rlzmq.net.events import SocketEvent
 from rlzmq.net.keys import Authenticator
 from rlzmq.net.socket import DrainSocket
-from rlzmq.roles.formation import LEARNER_ROLE, StoreServer
 from rlzmq.roles.peer_link import MAX_MESSAGE_BYTES, package_version
 from rlzmq.wire.codec import UnknownVersionError, WireError, kind_of
 from rlzmq.wire.messages import Goodbye, Hello, Refused, decode_message

@@ -8,22 +8,34 @@ broker ◄─WEIGHTS──  LearnerLink ◄──snapshot─────  (rank 
 
 from __future__ import annotations
 
+import array
 import asyncio
+import contextlib
 import os
 import secrets
 import socket
+import stat
+import struct
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from rlzmq.actors.host import ActorHost, CallServer
 from rlzmq.actors.messages import NO_CALL_ID, Call, Cancel, Shutdown, decode_message, pack
 from rlzmq.config.base_config import BaseConfig
 from rlzmq.core import faults, trace
+from rlzmq.core.addresses import split_tcp
 from rlzmq.core.call_watch import UpdateWatch
 from rlzmq.core.errors import PeerLostError, ProtocolError
 from rlzmq.core.patience import RESEND_S
-from rlzmq.core.process import apply_log_level, keep_freed_memory, limit_memory, share_one_arena
+from rlzmq.core.process import (
+    apply_log_level,
+    keep_freed_memory,
+    limit_memory,
+    loopback_interface,
+    share_one_arena,
+)
 from rlzmq.core.spaces import space_from_plain
 from rlzmq.learners.ranks import set_torch_threads
 from rlzmq.modules.weights import WeightsLayout, has_convolutions
@@ -32,12 +44,6 @@ from rlzmq.net.events import SocketEvent
 from rlzmq.net.keys import JoinFile
 from rlzmq.net.socket import DrainSocket
 from rlzmq.roles.arrival_log import ArrivalLog
-from rlzmq.roles.formation import (
-    connecting_timeout_s,
-    guarded_connections,
-    interface_for,
-    open_store,
-)
 from rlzmq.roles.learner_link import LearnerLink
 from rlzmq.roles.peer_link import MAX_MESSAGE_BYTES, PeerRole, new_peer_id, package_version
 from rlzmq.wire.codec import Buffer, WireError, kind_of
@@ -46,7 +52,10 @@ from rlzmq.wire.messages import decode_message as decode_hello
 from rlzmq.wire.messages import encode_message as encode_hello
 from rlzmq.wire.payloads import pack_blob, unpack_blob
 
-__all__ = ["LearnerRole", "RemoteLearner", "make_learner"]
+with contextlib.suppress(ModuleNotFoundError):  # runs in several processes need it, clients do not
+    import fcntl
+
+__all__ = ["LearnerRole", "RemoteLearner", "guarded_connections", "interface_for", "make_learner"]
 
 
 def make_learner(config: BaseConfig, module_spec: object, rank: int = 0, num_ranks: int = 1) -> Any:
@@ -269,6 +278,102 @@ class LearnerRole(PeerRole):
         if not link.ended.done():
             raise PeerLostError(link.group_lost.result())
         return await link.ended  # type: ignore[no-any-return]
+
+
+# An unreachable machine does not close its connections: a collective would wait until its timeout. With these
+# settings the system probes the other side after a second of silence, and drops the connection after three.
+_KEEPALIVE_S, _NUM_KEEPALIVES = 1, 3
+# The request for all IPv4 addresses of this machine, from Linux's headers (netdevice(7)).
+_SIOCGIFCONF, _IFREQ_BYTES, _MAX_INTERFACES = 0x8912, 40, 1024
+
+
+def open_store(place: str, num_ranks: int) -> Any:
+    """Return the store at a file's path, or at ``tcp://host:port``."""
+    from torch.distributed import FileStore, TCPStore  # type: ignore[attr-defined]
+
+    if not place.startswith("tcp://"):
+        return FileStore(place, num_ranks)
+    host, port = split_tcp(place)
+    return TCPStore(host, port, is_master=False, wait_for_workers=False)
+
+
+def interface_for(place: str) -> str | None:
+    """Return the network interface for connections between ranks: loopback for a file, else that of the store's route.
+
+    The result is None if GLOO_SOCKET_IFNAME or NCCL_SOCKET_IFNAME is set.
+    """
+    if not place.startswith("tcp://"):
+        return loopback_interface()
+    if os.environ.get("GLOO_SOCKET_IFNAME") or os.environ.get("NCCL_SOCKET_IFNAME"):
+        return None
+    host, port = split_tcp(place)
+    family, kind, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)[0]
+    with socket.socket(family, kind) as probe:
+        probe.connect(address)  # sends nothing, only looks up the route
+        own = probe.getsockname()[0]
+        return _interface_of(probe, own.partition("%")[0])
+
+
+def _interface_of(any_socket: socket.socket, address: str) -> str | None:
+    """Return the interface that has this address of this machine; None if it cannot be found."""
+    packed = socket.inet_pton(socket.AF_INET6 if ":" in address else socket.AF_INET, address)
+    if len(packed) == 16:
+        with contextlib.suppress(OSError):
+            for line in Path("/proc/net/if_inet6").read_text().splitlines():
+                digits, *_, name = line.split()
+                if bytes.fromhex(digits) == packed:
+                    return name
+        return None
+    entries = array.array("B", bytes(_IFREQ_BYTES * _MAX_INTERFACES))
+    request = struct.pack("iL", len(entries), entries.buffer_info()[0])
+    with contextlib.suppress(OSError):
+        used = struct.unpack("iL", fcntl.ioctl(any_socket, _SIOCGIFCONF, request))[0]
+        for start in range(0, used, _IFREQ_BYTES):  # 16 bytes of name; family, port, address
+            entry = entries[start : start + _IFREQ_BYTES].tobytes()
+            if entry[20:24] == packed:
+                return entry[:16].partition(b"\0")[0].decode()
+    return None
+
+
+@contextlib.contextmanager
+def guarded_connections() -> Iterator[None]:
+    """Set keepalive on TCP connections created within the block, so that they break soon after a peer vanishes.
+
+    torch.distributed has no such setting; its sockets are found among the process's open files.
+    """
+    before = _socket_inodes()
+    yield
+    for inode, fd in _socket_inodes().items():
+        if inode in before:
+            continue
+        with contextlib.suppress(OSError), socket.socket(fileno=os.dup(fd)) as ours:  # the same connection
+            if ours.proto != socket.IPPROTO_TCP:
+                continue
+            ours.getpeername()  # OSError where it only listens
+            ours.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+            ours.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, _KEEPALIVE_S)
+            ours.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, _KEEPALIVE_S)
+            ours.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, _NUM_KEEPALIVES)
+            ours.setsockopt(
+                socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 1000 * _KEEPALIVE_S * _NUM_KEEPALIVES
+            )
+
+
+def _socket_inodes() -> dict[int, int]:
+    """Return the descriptor of every socket of this process, by inode."""
+    found = {}
+    with contextlib.suppress(OSError):  # no /proc: no guard
+        for name in os.listdir("/proc/self/fd"):
+            with contextlib.suppress(OSError):
+                status = os.fstat(int(name))
+                if stat.S_ISSOCK(status.st_mode):
+                    found[status.st_ino] = int(name)
+    return found
+
+
+def connecting_timeout_s(config: BaseConfig) -> float:
+    """Return the seconds that ranks have to connect once all are present; NCCL's first connection is slow."""
+    return 30.0 if config.num_gpus_per_learner else 4.0
 
 
 # The only methods that the driver may call: other methods of LearnerRole take functions.

@@ -70,7 +70,7 @@ def parallel(processes: tuple[int, int] = (0, 0), training: Any = None, **evalua
         .learners(num_learners=num_learners)
         .training(train_batch_size_per_learner=40, minibatch_size=20, num_epochs=1)
         .rl_module(model_config={"fcnet_hiddens": [8]})
-        .fault_tolerance(restart_failed_sub_environments=False, delay_between_env_runner_restarts_s=0.01)
+        .fault_tolerance(restart_failed_sub_environments=False)
         .debugging(seed=3)
         .evaluation(
             evaluation_interval=1,

@@ -7,11 +7,7 @@ import subprocess
 import sys
 import time
 
-import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
-
-from rlzmq.core.patience import FACTOR, CoreWait, FairClock, Patience, RestartPolicy, Supervision
+from rlzmq.core.patience import FACTOR, CoreWait, FairClock, Patience, Restarts
 
 
 def over_at(patience: Patience, since: float) -> float:
@@ -99,47 +95,9 @@ def test_who_shares_a_core_waits_for_it_and_who_sleeps_does_not() -> None:
             process.communicate()
 
 
-def test_without_restarts_the_first_death_gives_up() -> None:
-    assert Supervision(RestartPolicy(max_restarts=0)).failed(1.0) is None
-
-
-def test_delays_double_up_to_the_maximum() -> None:
-    machine = Supervision(RestartPolicy(max_restarts=12, window_s=1e6, max_delay_s=5.0))
-    delays = [machine.failed(float(number)) for number in range(8)]
-    assert delays == pytest.approx([0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 5.0, 5.0])
-
-
-def test_a_long_run_starts_the_delays_over() -> None:
-    machine = Supervision(RestartPolicy(max_restarts=9))
-    machine.failed(0.0)
-    machine.failed(1.0)
-    machine.started(2.0)
-    assert (machine.failed(62.0), machine.incarnation) == (0.1, 3)
-
-
-@settings(max_examples=50)
-@given(
-    gaps=st.lists(st.floats(0.0, 100.0), min_size=1, max_size=30),
-    max_restarts=st.integers(0, 6),
-    runs=st.booleans(),
-)
-def test_no_window_ever_holds_more_restarts_than_the_budget(
-    gaps: list[float], max_restarts: int, runs: bool
-) -> None:
-    policy = RestartPolicy(max_restarts=max_restarts)
-    machine = Supervision(policy)
-    now, restarts, incarnations = 0.0, [], [0]
-    for gap in gaps:
-        now += gap
-        if runs:
-            machine.started(now - gap / 2)
-        delay_s = machine.failed(now)
-        if delay_s is None:
-            assert machine.num_failures == max_restarts + 1
-            break
-        assert policy.first_delay_s <= delay_s <= policy.max_delay_s
-        restarts.append(now)
-        incarnations.append(machine.incarnation)
-    for end in restarts:
-        assert sum(end - policy.window_s <= at <= end for at in restarts) <= max_restarts
-    assert incarnations == list(range(len(incarnations)))
+def test_a_process_is_restarted_ever_later_and_given_up_after_ten_failures_without_work() -> None:
+    process = Restarts()
+    assert [process.failed() for _ in range(11)] == [0.1, 0.2, 0.4, 0.8, 1.6, *[2.0] * 5, None]
+    assert process.incarnation == 10
+    process.note_work()
+    assert (process.failed(), process.incarnation) == (0.1, 11)

@@ -39,16 +39,15 @@ class Supervisor:
     num_healthy = 3
 
     def __init__(self, handles: list[Handle]) -> None:
-        self._handles = handles
+        self.handles = handles
 
     async def call(self, index: int, call: Any) -> Any:
-        return await call(self._handles[index])
+        return await call(self.handles[index])
 
 
 def remote_calls(num: int = 3) -> Any:
     calls: Any = AsyncEnvRunnerGroup(PPOConfig())
-    calls.handles = [Handle(number) for number in range(1, num + 1)]
-    calls.supervisor = Supervisor(calls.handles)
+    calls.supervisor = Supervisor([Handle(number) for number in range(1, num + 1)])
     return calls
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import math
 import socket
 from collections.abc import Callable
 from types import SimpleNamespace
@@ -13,10 +12,11 @@ import psutil
 import pytest
 
 from rlzmq.actors.process_state import ExitStatus
+from rlzmq.core import patience
 from rlzmq.core.errors import PeerLostError
-from rlzmq.core.patience import RestartPolicy, Supervision
-from rlzmq.driver.supervision import LearnerSupervisor
-from rlzmq.roles.formation import form_group, guarded_connections, interface_for
+from rlzmq.driver.formation import LearnerFormation, form_group
+from rlzmq.driver.supervision import Place, Supervisor
+from rlzmq.roles.learner_role import guarded_connections, interface_for
 
 
 class FakeRank:
@@ -65,23 +65,17 @@ async def test_who_does_not_answer_in_time_is_ended_and_the_others_called_off() 
     assert [rank.is_ending for rank in ranks] == [False, True]
 
 
-def supervisor(
-    form: Callable[[list[FakeRank]], None], **settings: Any
-) -> tuple[LearnerSupervisor, list[FakeRank]]:
-    config = SimpleNamespace(
-        restart_failed_learners=True, min_learners=1, learner_timeout_s=60.0, num_gpus_per_learner=0
-    )
-    for name, value in settings.items():
-        setattr(config, name, value)
+def formation(form: Callable[[list[FakeRank]], None]) -> LearnerFormation:
+    config = SimpleNamespace(restart_failed_learners=True, min_learners=1)
 
-    async def spawn(place: int, supervision: Supervision) -> FakeRank:
-        return FakeRank(place)
+    async def spawn(place: Place) -> FakeRank:
+        return FakeRank(place.index)
 
     async def try_to_form(handles: list[FakeRank], registers: bool = True) -> None:
         form(handles)
 
-    handles: list[FakeRank] = []
-    return LearnerSupervisor(config, handles, spawn, try_to_form), handles
+    supervisor = Supervisor(spawn, setting="restart_failed_learners", is_on=True, may_go_on=True)
+    return LearnerFormation(config, supervisor, try_to_form)
 
 
 async def test_ranks_that_live_and_never_come_together_end_the_run_with_the_reason() -> None:
@@ -91,7 +85,7 @@ async def test_ranks_that_live_and_never_come_together_end_the_run_with_the_reas
         attempts.append(len(handles))
         raise PeerLostError("connect timeout [10.0.0.7]:4711")
 
-    group, _ = supervisor(form)
+    group = formation(form)
     with pytest.raises(
         PeerLostError, match=r"5 attempts in a row.*connect timeout \[10.0.0.7\]:4711.*GLOO_SOCKET_IFNAME"
     ):
@@ -109,14 +103,13 @@ async def test_a_replacement_that_always_dies_while_forming_is_given_up(
             deaths[-1].die()
             raise PeerLostError("a peer died")
 
-    policy = RestartPolicy(max_restarts=5, window_s=math.inf, first_delay_s=1e-3, max_delay_s=1e-3)
-    monkeypatch.setattr("rlzmq.driver.supervision._LEARNER_POLICY", policy)
+    monkeypatch.setattr(patience, "FIRST_DELAY_S", 1e-4)
     deaths: list[FakeRank] = []
-    group, handles = supervisor(form)
+    group = formation(form)
     async with asyncio.timeout(10):
         await group.begin(2)
-    assert [rank.name for rank in handles] == ["learner-0"]
-    assert len(deaths) == 6
+    assert [rank.name for rank in group.handles] == ["learner-0"]
+    assert len(deaths) == 11
     await group.stop()
 
 
