@@ -146,7 +146,7 @@ class BrokerCore:
         else:
             self._admission.on_malformed(event)
         self._updates.progress(now)
-        self._admission.expel_blamed()
+        self._admission.expel_offenders()
         state.take_committed()
         self._grants.progress(now)
         self._intake.acknowledge()
@@ -220,11 +220,6 @@ class BrokerCore:
             state.send(state.driver, _progress_of(state))
 
 
-_MAX_OFFENCES = 10
-# The run's own runners are replaced long before this. An external runner must restart after it is expelled.
-_MAX_UNUSABLE = 10
-
-
 class Admission:
     """Filter in front of the other parts of the broker."""
 
@@ -269,17 +264,12 @@ class Admission:
         return peer
 
     def offend(self, peer: Peer, reason: str, detail: str) -> None:
-        """Count a protocol violation of a registered peer. Expel the peer after too many."""
-        state, role = self._state, peer.hello.role
+        """Refuse a message that violates the protocol, and count it against the registered peer that sent it."""
+        state = self._state
         state.count_refused(reason)
-        peer.num_bad += 1
-        peer.num_offences += 1
         state.send(peer, Rejected(-1, reason, detail[:1000]))
-        state.notify("protocol_error", role, peer.hello.name, detail)
-        if peer.num_offences >= _MAX_OFFENCES and role != "driver":
-            self._registration.expel(
-                peer, f"{peer.num_offences} messages that a {role} never sends; the last: {detail}"
-            )
+        state.notify("protocol_error", peer.hello.role, peer.hello.name, detail)
+        state.count_bad(peer, detail)
 
     def on_malformed(self, event: Malformed) -> None:
         """Handle a message that the codec could not decode."""
@@ -299,13 +289,13 @@ class Admission:
         if peer is not None:
             self._registration.expel(peer, "it does not read its messages")
 
-    def expel_blamed(self) -> None:
-        """Expel runners that sent too many fragments that learners could not use."""
-        blamed, self._state.blamed = self._state.blamed, []
-        for runner, detail in blamed:
-            peer = self._state.runners.get(runner)
-            if peer is not None and peer.num_unusable >= _MAX_UNUSABLE:
-                self._registration.expel(peer, f"{peer.num_unusable} unusable fragments; the last: {detail}")
+    def expel_offenders(self) -> None:
+        """Expel the peers that sent too much that nobody can use. Those of this run are then replaced."""
+        offenders, self._state.offenders = self._state.offenders, {}
+        for routing, detail in offenders.items():
+            peer = self._state.by_routing.get(routing)
+            if peer is not None:
+                self._registration.expel(peer, f"{peer.num_bad} messages of no use; the last: {detail}")
 
     # ------------------------------------------------------------------ unregistered senders
 

@@ -68,10 +68,10 @@ class Intake:
             return
         reason = _why_not(message, self._newest(), lease.num_env_steps if lease is not None else None)
         if reason is not None:
-            peer.num_bad += 1
             self._refuse(peer, message, "rejected")
             state.send(peer, Rejected(message.seq, "rejected", reason))
             state.notify("bad_fragment", "runner", peer.hello.name, reason)
+            state.count_bad(peer, reason)
             return
         if message.generation < state.min_generation:
             self._refuse(peer, message, "rolled_back")

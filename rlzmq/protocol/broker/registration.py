@@ -66,7 +66,6 @@ class Registration:
             peer.silence, peer.pace, peer.pace_s = previous.silence, previous.pace, previous.pace_s
             peer.travel, peer.sampling = previous.travel, previous.sampling
             peer.is_overdue, peer.shown_envs = previous.is_overdue, previous.shown_envs
-            peer.num_offences, peer.num_unusable = previous.num_offences, previous.num_unusable
             peer.has_worked, peer.origin = previous.has_worked, previous.origin
         else:
             peer.silence = Patience(state.options.peer_timeout_s)

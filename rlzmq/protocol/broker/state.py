@@ -163,6 +163,8 @@ _MAX_KNOWN = 65_536
 _MAX_CONFIG_REQUESTS, _MAX_RETURNS = 8, 4
 # Absent runners that have delivered something.
 _MAX_ABSENT = 4096
+# Messages of one peer that nobody can use, after which it is expelled. An external peer must be restarted then.
+_MAX_BAD = 10
 # Rate limit of notices about external peers, which may provoke any number of them.
 _NOTICE_BURST = 200
 _NOTICES_PER_S = 20
@@ -188,8 +190,7 @@ class Peer:
         sampling: For a runner, its speed without that.
         first_unacked: For a runner: the value in its last heartbeat.
         sampled: For a runner: number of env steps accepted from it.
-        num_offences: Number of protocol violations; see `Admission.offend`.
-        num_unusable: For a runner: number of fragments that learners could not use.
+        num_bad: Number of its messages that violate the protocol, and of fragments that learners cannot use.
         pace, fragment_at: For a runner: its sampling speed, and when its last fragment arrived.
         traced_at: When its last TRACE_EVENTS was forwarded.
     """
@@ -212,8 +213,6 @@ class Peer:
     first_unacked: int = 0
     sampled: int = 0
     num_bad: int = 0
-    num_offences: int = 0
-    num_unusable: int = 0
     connector_version: int = -1
     pace: Pace = field(default_factory=Pace)
     fragment_at: float = float("-inf")
@@ -340,7 +339,9 @@ class BrokerState:
         self.unpublished: dict[int, int] = {}
         self.to_report: list[tuple[FragmentId, int, Buffer]] = []
         self.settled: list[FragmentId] = []  # committed fragments for the next report
-        self.blamed: list[tuple[str, str]] = []  # runners of unusable fragments, and why
+        self.offenders: dict[
+            bytes, str
+        ] = {}  # peers that are to be expelled, and the last of their bad messages
         self.is_paused = False
         self.bottleneck = ""
         # data
@@ -401,6 +402,12 @@ class BrokerState:
     def count_refused(self, reason: str) -> None:
         """Count a refused message."""
         self.refused[reason] = self.refused.get(reason, 0) + 1
+
+    def count_bad(self, peer: Peer, detail: str) -> None:
+        """Count a message of a peer that nobody can use. After too many, the peer is expelled."""
+        peer.num_bad += 1
+        if peer.num_bad >= _MAX_BAD and peer is not self.driver:
+            self.offenders[peer.routing] = detail
 
     # ------------------------------------------------------------------ facts
 

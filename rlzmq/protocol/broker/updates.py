@@ -607,9 +607,7 @@ class Recovery:
         if entry is not None:
             state.out.append(Quarantine(entry.id, detail, entry.frames))
         if peer is not None:
-            peer.num_bad += 1
-            peer.num_unusable += 1
-            state.blamed.append((peer.uuid, detail))
+            state.count_bad(peer, detail)
         name = entry.runner_name if entry is not None else peer.hello.name if peer is not None else ""
         state.notify(event, "runner", name, detail)
 
