@@ -170,7 +170,7 @@ def flood_run(flood: str) -> Outcome:
                 start = time.perf_counter()
                 algo.train()
                 pause_s = max(pause_s, time.perf_counter() - start)
-        is_alive = keeper.num_restarts == 0
+        is_alive = keeper.supervisor.num_restarts == 0
         return Outcome(before, _peak_mib(pid) if is_alive else float("nan"), pause_s, is_alive)
 
 

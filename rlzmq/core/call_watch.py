@@ -18,7 +18,7 @@ import traceback
 import weakref
 from collections.abc import Awaitable, Callable, Iterator
 from types import FrameType
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -266,6 +266,20 @@ class _HangWatch(CallWatch):
         self._on_hang(DeadlineError(f"{text}. Its stack is on stderr."))
 
 
+class WatchedRanks(Protocol):
+    """What a watch reads of a learner's ranks: see `rlzmq.learners.ranks.Ranks`."""
+
+    group: Any
+
+    @property
+    def progress(self) -> int:
+        """A number that increases while the rank works."""
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether it waits for other ranks."""
+
+
 class UpdateWatch(_HangWatch):
     """Watch of a learner's updates.
 
@@ -273,9 +287,8 @@ class UpdateWatch(_HangWatch):
 
     Args:
         name, warn_after_s, on_hang: Name of the process, for messages; see `CallWatch` and `EnvWatch`.
-        progress: Returns a number that increases while the rank works.
-        is_waiting: Whether it waits for other ranks.
-        is_alone: Whether it has no other ranks: the run goes back when it ends, so it gets more time.
+        ranks: Tell whether the learner makes progress. One without others gets more time: the run goes back when it
+            ends.
         learner_timeout_s: Least limit before the pace is known.
         process_start_timeout_s: The same for a rank without others; None: unlimited.
     """
@@ -283,9 +296,7 @@ class UpdateWatch(_HangWatch):
     def __init__(
         self,
         name: str,
-        progress: Callable[[], int],
-        is_waiting: Callable[[], bool],
-        is_alone: Callable[[], bool],
+        ranks: WatchedRanks,
         *,
         learner_timeout_s: float,
         process_start_timeout_s: float | None,
@@ -293,10 +304,8 @@ class UpdateWatch(_HangWatch):
         on_hang: Callable[[DeadlineError], None] | None = None,
     ) -> None:
         super().__init__(name, Patience(ANSWER_S, learner_timeout_s), warn_after_s, on_hang)
-        self._is_alone = is_alone
+        self._ranks = ranks
         self._first_alone_s = process_start_timeout_s or math.inf
-        self._progress = progress
-        self._is_waiting = is_waiting
         self._seen = -1
         self.start(f"{name} update watch")
 
@@ -312,13 +321,13 @@ class UpdateWatch(_HangWatch):
     def patience_s(self) -> float:
         """Seconds without progress after which an update hangs."""
         limit_s = self._patience.limit_s
-        if self._is_alone():
+        if self._ranks.group is None:
             return max(limit_s, STEP_S if self._patience.is_known else self._first_alone_s)
         return limit_s
 
     def _look(self, now: float) -> str:
-        calls, count = self._calls[-1:], self._progress()
-        if not calls or self._is_waiting():
+        calls, count = self._calls[-1:], self._ranks.progress
+        if not calls or self._ranks.is_waiting:
             self._seen = -1
             self._moved_at = now
         elif count != self._seen:

@@ -17,6 +17,7 @@ from rlzmq.core.patience import ANSWER_S, RESEND_S, TICK_S, Patience
 from rlzmq.wire.codec import Buffer, FragmentId, Publication, WireMessage
 from rlzmq.wire.messages import (
     BrokerBeat,
+    CommitReport,
     Goodbye,
     Hello,
     Lease,
@@ -25,7 +26,6 @@ from rlzmq.wire.messages import (
     Refused,
     Shard,
     ShardPlan,
-    UpdateReport,
     Welcome,
     encode_message,
 )
@@ -212,7 +212,7 @@ class Report:
         forgotten: Runners that will not come back: (uuid, incarnation).
     """
 
-    report: UpdateReport
+    report: CommitReport
     fragments: Sequence[tuple[FragmentId, int, Buffer]]
     results: Sequence[Buffer]
     watermarks: dict[tuple[str, int], int]

@@ -21,6 +21,7 @@ from rlzmq.protocol.core import (
 )
 from rlzmq.wire.codec import Buffer, FragmentId, MalformedFrameError
 from rlzmq.wire.messages import (
+    CommitReport,
     Config,
     ConnectorState,
     DriverState,
@@ -30,7 +31,6 @@ from rlzmq.wire.messages import (
     Pause,
     Progress,
     Reset,
-    UpdateReport,
 )
 from rlzmq.wire.payloads import FragmentRange, pack_ranges, split_frames, unpack_ranges
 
@@ -131,7 +131,7 @@ class DriverCore(PeerCore):
         if instructions is not None:
             return instructions
         message = event.message
-        if isinstance(message, UpdateReport):
+        if isinstance(message, CommitReport):
             return self._on_report(message, event.payload)
         if isinstance(message, Progress):
             return [*self._catch_up(message), Tell(message)]
@@ -139,7 +139,7 @@ class DriverCore(PeerCore):
             return [Tell(message)]
         return []
 
-    def _on_report(self, message: UpdateReport, payload: tuple[Buffer, ...]) -> list[Instruction]:
+    def _on_report(self, message: CommitReport, payload: tuple[Buffer, ...]) -> list[Instruction]:
         if message.min_generation != self.min_generation:
             return []  # it is from an abandoned lineage, or from a broker that has not received the RESET yet
         if not self.is_welcome or message.broker_incarnation != self.broker_incarnation:
@@ -202,7 +202,7 @@ class DriverCore(PeerCore):
         return DriverState(self.min_generation, self.next_report, self.bottleneck)
 
 
-def parse_report(message: UpdateReport, payload: tuple[Buffer, ...]) -> Report:
+def parse_report(message: CommitReport, payload: tuple[Buffer, ...]) -> Report:
     """Parse the payload frames of a report.
 
     Raises:

@@ -3,7 +3,7 @@
 ```
    runners ──FRAGMENT──►┌────────┐──SHARD, TRAIN──► learners
    runners ◄──LEASE─────│ ROUTER │◄──UPDATE_DONE, WEIGHTS── learners
-   driver ──OPEN_UPDATE►│  core  │──UPDATE_REPORT─► driver
+   driver ──OPEN_UPDATE►│  core  │──COMMIT_REPORT─► driver
                         │  PUB   │──weights───────► runners
                         └────────┘
 ```

@@ -97,12 +97,9 @@ class LearnerRole(PeerRole):
         self._synced_module_ids: list[str] | None = None
         self._arrivals: Any = None
         self._called_off: set[int] = set()
-        learner = self.learner
         self.update_watch: UpdateWatch = UpdateWatch(
             f"learner-{rank}",
-            lambda: learner.ranks.progress,
-            lambda: learner.ranks.is_waiting,
-            lambda: learner.ranks.group is None,
+            self.learner.ranks,
             learner_timeout_s=config.learner_timeout_s,
             process_start_timeout_s=config.process_start_timeout_s,
             warn_after_s=config.slow_call_warning_s,

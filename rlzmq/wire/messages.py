@@ -33,6 +33,7 @@ from rlzmq.wire.codec import (
 __all__ = [
     "Accepted",
     "BrokerBeat",
+    "CommitReport",
     "Committed",
     "Config",
     "ConfigRequest",
@@ -64,7 +65,6 @@ __all__ = [
     "Train",
     "UpdateCommitted",
     "UpdateDone",
-    "UpdateReport",
     "Weights",
     "Welcome",
     "decode_message",
@@ -282,7 +282,7 @@ class OpenUpdate(WireMessage):
 
 
 @message(65)
-class UpdateReport(WireMessage):
+class CommitReport(WireMessage):
     """Report of a committed update, repeated until DRIVER_STATE.next_report passes it.
 
     Payload: six frames. `payloads.pack_ranges` of the fragments reported for the first time (first =

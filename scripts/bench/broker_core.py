@@ -147,7 +147,7 @@ class World:
         elif kind == "Train":
             done = self.m.UpdateDone(message.update_id, message.attempt, message.generation, 0, 1, True, 1)
             self.after(0.01, lambda: self.trained(peer, done, payload))
-        elif kind == "UpdateReport":
+        elif kind == "CommitReport":
             self.after(0.001, lambda: self.reported(message.update_id))
 
     def sampled(self, peer: str, hello: Any, lease: Any, num_steps: int) -> None:

@@ -10,13 +10,13 @@ from rlzmq.protocol.core import Overrun, PeerLost, Received, Report, Tick
 from rlzmq.protocol.driver_core import parse_report
 from rlzmq.wire.messages import (
     Accepted,
+    CommitReport,
     DriverState,
     Hello,
     Notice,
     Refused,
     Rejected,
     RunnerState,
-    UpdateReport,
     Welcome,
 )
 
@@ -100,7 +100,7 @@ def test_without_leases_a_runner_fills_its_share_to_the_last_byte(bound):
 def _report_of(bench: Bench) -> Report:
     """The report of the update whose shard plan is in the last output."""
     out = bench.done(bench.make_ready())
-    (report,) = [item for item in out if isinstance(getattr(item, "message", None), UpdateReport)]
+    (report,) = [item for item in out if isinstance(getattr(item, "message", None), CommitReport)]
     return parse_report(report.message, report.payload)
 
 

@@ -10,11 +10,11 @@ from rlzmq.protocol.core import Quarantine
 from rlzmq.protocol.ledger import Ledger
 from rlzmq.wire.codec import FragmentId
 from rlzmq.wire.messages import (
+    CommitReport,
     Committed,
     Notice,
     Rejected,
     ShardPlan,
-    UpdateReport,
 )
 from rlzmq.wire.payloads import FragmentRange
 
@@ -30,7 +30,7 @@ def test_a_fragment_with_more_steps_than_its_lease_is_rejected():
 def test_a_skipped_step_drops_its_data_and_the_run_goes_on():
     bench = bench_with_runner(batch=20, steps=20)
     bench.done(bench.make_ready(), trained=False)
-    (report,) = bench.sent("driver", UpdateReport)
+    (report,) = bench.sent("driver", CommitReport)
     assert (report.num_env_steps, report.num_kept_steps) == (20, 0)
     assert report.dropped == {"skipped": 20}
 

@@ -108,7 +108,7 @@ def test_what_reports_have_told_goes_to_the_next_broker():
     for update_id, watermarks in enumerate(gone):
         core.open_update(m.OpenUpdate(update_id, 5, 2, update_id))
         account = {"sampled": 10, "trained": 10, "pending": 0}
-        report = m.UpdateReport(
+        report = m.CommitReport(
             update_id=update_id, generation=1, broker_incarnation=5, min_generation=core.min_generation,
             num_env_steps=10, num_kept_steps=10, num_trained_steps=10, accounting=account,
             dropped={"stale": update_id}, versions=(0,), version_steps=(10,),

@@ -85,7 +85,7 @@ def test_who_asks_and_never_reads_takes_a_bounded_memory(
     assert_accounted(algo.train())
     if frames is not _SNAPSHOT:  # of these only the newest waits: nothing is over the budget
         assert status_of(observer)["refused"]["overrun"] > 0
-    assert algo._async.session.pipeline._broker.num_restarts == 0
+    assert algo._async.session.fault_tolerance()["num_broker_restarts"] == 0
 
 
 def test_a_flood_ends_at_the_limit_with_its_connection_or_with_the_broker(tmp_path: Path) -> None:

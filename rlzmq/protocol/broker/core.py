@@ -3,7 +3,7 @@
 ```
  runners ── FRAGMENT ─► accept ─► ledger ─► exact shards ─► learners ── UPDATE_DONE ─► commit
     ▲                                                           │                        │
-    ├──── LEASE ◄── grants ◄── open updates ◄── driver ◄── UPDATE_REPORT ◄───────────────┤
+    ├──── LEASE ◄── grants ◄── open updates ◄── driver ◄── COMMIT_REPORT ◄───────────────┤
     └──── COMMITTED ◄────────────────────────────────────────────────────────────────────┘
  rank 0 ── WEIGHTS ─► store ─► PUB, SNAPSHOT
 ```

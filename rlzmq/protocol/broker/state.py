@@ -29,6 +29,7 @@ from rlzmq.wire.codec import (
     open_publication,
 )
 from rlzmq.wire.messages import (
+    CommitReport,
     Config,
     ConnectorState,
     Hello,
@@ -36,7 +37,6 @@ from rlzmq.wire.messages import (
     OpenUpdate,
     Snapshot,
     SnapshotRequest,
-    UpdateReport,
     Weights,
 )
 from rlzmq.wire.payloads import FragmentRange, to_spans
@@ -291,7 +291,7 @@ class KeptReport:
             restarted broker could rebuild it.
     """
 
-    message: UpdateReport
+    message: CommitReport
     payload: tuple[Buffer, ...]
     sent_at: float
     settled: list[FragmentId]

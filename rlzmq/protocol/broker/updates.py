@@ -29,6 +29,7 @@ from rlzmq.protocol.core import Quarantine, Received
 from rlzmq.protocol.ledger import DropReason, Entry, Ledger
 from rlzmq.wire.codec import FragmentId
 from rlzmq.wire.messages import (
+    CommitReport,
     LearnerState,
     OpenUpdate,
     Shard,
@@ -38,7 +39,6 @@ from rlzmq.wire.messages import (
     Train,
     UpdateCommitted,
     UpdateDone,
-    UpdateReport,
 )
 from rlzmq.wire.payloads import FragmentRange, join_frames, pack_ranges, slice_fragment, unpack_ranges
 
@@ -249,7 +249,7 @@ class Reports:
         state = self._state
         accounting = state.ledger.accounting
         planned_at = now if run.planned_at is None else run.planned_at
-        report = UpdateReport(
+        report = CommitReport(
             broker_incarnation=state.options.incarnation,
             min_generation=state.min_generation,
             update_id=run.update_id,
