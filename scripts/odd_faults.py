@@ -669,7 +669,7 @@ def store(place: Path, options: argparse.Namespace, seen: Seen) -> None:
     place.mkdir(parents=True)
     rng = random.Random(options.seed)
     code = (
-        "import sys, time; from rlzmq.roles.formation import StoreServer; s = StoreServer('127.0.0.1', 0); "
+        "import sys, time; from rlzmq.driver.formation import StoreServer; s = StoreServer('127.0.0.1', 0); "
         "print(s.port, flush=True); sys.stdin.read()"
     )
     server = subprocess.Popen(
@@ -703,7 +703,7 @@ def store(place: Path, options: argparse.Namespace, seen: Seen) -> None:
     works = subprocess.run(
         [
             sys.executable, "-c",
-            "from rlzmq.roles.formation import open_store; import sys; s = open_store(sys.argv[1], 1); "
+            "from rlzmq.roles.learner_role import open_store; import sys; s = open_store(sys.argv[1], 1); "
             "s.set('a', 'b'); assert s.get('a') == b'b'", f"tcp://127.0.0.1:{port}",
         ],
         env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, timeout=60, check=False,

@@ -54,7 +54,6 @@ def test_a_runner_outlives_the_broker_and_ends_with_the_run(tmp_path: Path) -> N
     ):
         peer.wait_for(" joined ")
         algo.train()
-
         algo._async.session.pipeline._broker.handle.send_signal(signal.SIGKILL)
         for _ in range(3):
             result = algo.train()
