@@ -6,15 +6,13 @@ import math
 from typing import Any
 
 import gymnasium as gym
-import numpy as np
 import pytest
 import torch
 
 from rlzmq import Columns, ConfigurationError, CQLConfig, IQLConfig
 from rlzmq.algorithms.cql.cql_learner import cloning_loss, conservative_penalty
 from rlzmq.algorithms.iql.iql_learner import expectile_loss, extraction_loss
-
-STATES = gym.spaces.Box(-1.0, 1.0, (2,), np.float32)
+from tests.support.losses import loss_of, one_layer, set_layer, transitions
 
 
 def test_the_penalty_is_a_soft_maximum_of_sampled_actions_above_the_recorded_one() -> None:
@@ -65,41 +63,11 @@ def test_a_larger_beta_is_greedier_and_weights_are_bounded() -> None:
 # -- whole learners ---------------------------------------------------------------------------------
 
 
-def learner(config_class: Any, space: Any = None, **training: Any) -> Any:
-    config = (
-        config_class()
-        .environment(observation_space=STATES, action_space=space or gym.spaces.Box(-2.0, 2.0, (1,)))
-        .training(**training)
-        .rl_module(model_config={"fcnet_hiddens": []})
-        .debugging(seed=0)
-    )
-    return config.build_learner()
+BOX = gym.spaces.Box(-2.0, 2.0, (1,))
 
 
 def batch(num: int = 2) -> dict[str, Any]:
-    return {
-        Columns.OBS: torch.zeros(num, 2),
-        Columns.NEXT_OBS: torch.zeros(num, 2),
-        Columns.ACTIONS: torch.zeros(num, 1),
-        Columns.REWARDS: torch.ones(num),
-        Columns.TERMINATEDS: torch.tensor([False] * (num - 1) + [True]),
-    }
-
-
-def set_output(net: Any, weight: float, bias: float) -> None:
-    """Make a net without hidden layers linear in its last input."""
-    with torch.no_grad():
-        layer = net.head.layers[0]
-        layer.weight.zero_()
-        layer.weight[:, -1] = weight
-        layer.bias.fill_(bias)
-
-
-def losses(made: Any, rows: dict[str, Any]) -> Any:
-    module = made.module["default_policy"]
-    return made.compute_loss_for_module(
-        module_id="default_policy", config=made.config, batch=rows, fwd_out=module.forward_train(rows)
-    )
+    return transitions(num, terminateds=[False] * (num - 1) + [True])
 
 
 def stat(made: Any, name: str) -> float:
@@ -107,12 +75,12 @@ def stat(made: Any, name: str) -> float:
 
 
 def test_cqls_backup_has_no_entropy_and_its_penalty_the_known_value_of_constant_critics() -> None:
-    made = learner(CQLConfig, gamma=0.5, num_actions=4)
+    made = one_layer(CQLConfig, BOX, gamma=0.5, num_actions=4).build_learner()
     module = made.module["default_policy"]
     for critic, target in zip(module.qfs, module.target_qfs, strict=True):
-        set_output(critic, 0.0, 2.0)
-        set_output(target, 0.0, 6.0)
-    losses(made, batch())
+        set_layer(critic, 0.0, 2.0)
+        set_layer(target, 0.0, 6.0)
+    loss_of(made, batch())
     for name in ("qf_loss", "qf_twin_loss"):
         assert stat(made, name) == pytest.approx(((2.0 - 4.0) ** 2 + (2.0 - 1.0) ** 2) / 2)
     values, logp = module.values_of_sampled_actions(batch(), 4)
@@ -123,9 +91,9 @@ def test_cqls_backup_has_no_entropy_and_its_penalty_the_known_value_of_constant_
 
 
 def test_sampled_actions_lie_in_the_modules_range_and_belong_to_their_rows() -> None:
-    made = learner(CQLConfig)
+    made = one_layer(CQLConfig, BOX).build_learner()
     module = made.module["default_policy"]
-    set_output(module.qfs[0], 1.0, 0.0)  # the value is the action
+    set_layer(module.qfs[0], [0.0, 0.0, 1.0], 0.0)  # the value is the action
     with torch.no_grad():
         for parameter in (*module.pi_encoder.parameters(), *module.pi.parameters()):
             parameter.zero_()
@@ -144,24 +112,24 @@ def test_sampled_actions_lie_in_the_modules_range_and_belong_to_their_rows() -> 
 
 
 def test_cqls_policy_clones_for_bc_iters_minibatches_over_all_updates() -> None:
-    made = learner(CQLConfig, bc_iters=3)
+    made = one_layer(CQLConfig, BOX, bc_iters=3).build_learner()
     seen = []
     for _ in range(5):
-        losses(made, batch())
+        loss_of(made, batch())
         seen.append(made._is_cloning)
         made.report.num_gradient_updates_lifetime += 1
     assert seen == [True, True, True, False, False]
 
 
 def test_iqls_learner_uses_the_target_critics_and_its_value_function() -> None:
-    made = learner(IQLConfig, gamma=0.5, expectile=0.75)
+    made = one_layer(IQLConfig, BOX, gamma=0.5, expectile=0.75).build_learner()
     module = made.module["default_policy"]
     assert not hasattr(module, "log_alpha")
     for index, (critic, target) in enumerate(zip(module.qfs, module.target_qfs, strict=True)):
-        set_output(critic, 0.0, 2.0)
-        set_output(target, 0.0, 6.0 + index)
-    set_output(module.vf, 0.0, 4.0)
-    loss = losses(made, batch())
+        set_layer(critic, 0.0, 2.0)
+        set_layer(target, 0.0, 6.0 + index)
+    set_layer(module.vf, 0.0, 4.0)
+    loss = loss_of(made, batch())
     assert stat(made, "value_loss") == pytest.approx(0.75 * 2.0**2)
     for name in ("qf_loss", "qf_twin_loss"):
         assert stat(made, name) == pytest.approx(((1.0 + 0.5 * 4.0 - 2.0) ** 2 + (1.0 - 2.0) ** 2) / 4)
@@ -174,7 +142,7 @@ def test_iqls_learner_uses_the_target_critics_and_its_value_function() -> None:
 
 @pytest.mark.parametrize("config_class", [CQLConfig, IQLConfig])
 def test_actions_outside_of_the_range_count_as_the_environment_clips_them(config_class: Any) -> None:
-    made = learner(config_class)
+    made = one_layer(config_class, BOX).build_learner()
     module = made.module["default_policy"]
     inside, outside = batch(), batch()
     inside[Columns.ACTIONS] += 1.0

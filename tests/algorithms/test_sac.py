@@ -12,40 +12,18 @@ import torch
 
 from rlzmq import Columns, ConfigurationError, CQLConfig, SACConfig, TQCConfig
 from rlzmq.algorithms.sac.sac_learner import critic_loss, critic_stats
+from tests.support.losses import STATES, loss_of, one_layer, set_layer, transitions
 from tests.support.runs import ShortEnv
 
-STATES = gym.spaces.Box(-1.0, 1.0, (2,), np.float32)
 BOX = gym.spaces.Box(-2.0, 2.0, (2,), np.float32)
 
 
-def config(action_space: Any = BOX, **training: Any) -> SACConfig:
-    """Networks of one layer."""
-    made: Any = (
-        SACConfig()
-        .environment(observation_space=STATES, action_space=action_space)
-        .training(gamma=0.5, num_steps_sampled_before_learning_starts=0, **training)
-        .rl_module(model_config={"fcnet_hiddens": []})
-        .debugging(seed=0)
-    )
-    return made  # type: ignore[no-any-return]
+def config(action_space: Any = BOX, **training: Any) -> Any:
+    return one_layer(SACConfig, action_space, gamma=0.5, **training)
 
 
-def set_layer(network: Any, weight: Any, bias: Any) -> None:
-    with torch.no_grad():
-        network.layers[0].weight.copy_(torch.as_tensor(weight).expand_as(network.layers[0].weight))
-        network.layers[0].bias.copy_(torch.as_tensor(bias))
-
-
-def batch_of(actions: Any) -> dict[str, torch.Tensor]:
-    return {
-        Columns.OBS: torch.zeros(1, 2),
-        Columns.NEXT_OBS: torch.zeros(1, 2),
-        Columns.ACTIONS: torch.as_tensor(actions),
-        Columns.REWARDS: torch.tensor([3.0]),
-        Columns.TERMINATEDS: torch.tensor([False]),
-        "n_step": torch.tensor([2]),
-        "weights": torch.tensor([0.5]),
-    }
+def batch_of(actions: Any, *, is_over: bool = False) -> dict[str, torch.Tensor]:
+    return transitions(actions=actions, rewards=[3.0], terminateds=[is_over], n_step=[2], weights=[0.5])
 
 
 def test_each_critics_rows_are_weighted_and_squared_errors_count_in_full() -> None:
@@ -95,16 +73,12 @@ def test_the_learner_uses_the_lower_target_critic_and_its_own_temperature(is_ove
     learner: Any = config(initial_alpha=2.0, train_batch_size=1).build_learner()
     module = learner.module["default_policy"]
     for critic, online, target in zip(range(2), (1.0, 4.0), (7.0, 5.0), strict=True):
-        set_layer(module.qfs[critic].head, 0.0, online)
-        set_layer(module.target_qfs[critic].head, 0.0, target)
-    batch = batch_of([[0.5, -0.5]])
-    batch[Columns.TERMINATEDS][:] = is_over
+        set_layer(module.qfs[critic], 0.0, online)
+        set_layer(module.target_qfs[critic], 0.0, target)
+    batch = batch_of([[0.5, -0.5]], is_over=is_over)
     with torch.random.fork_rng():
         torch.manual_seed(5)
-        outputs = module.forward_train(batch)
-        loss = learner.compute_loss_for_module(
-            module_id="default_policy", config=learner.config, batch=batch, fwd_out=outputs
-        )
+        loss = loss_of(learner, batch)
         torch.manual_seed(5)
         logp = float(module.forward_train(batch)["logp_resampled"].detach())
         next_logp = float(
@@ -183,17 +157,15 @@ def test_discrete_actions_use_the_policys_expectations() -> None:
     pi = [0.25, 0.75]
     set_layer(module.pi, 0.0, [math.log(p) for p in pi])
     for critic, online, target in ((0, [1.0, 5.0], [1.0, 3.0]), (1, [2.0, 4.0], [2.0, 1.0])):
-        set_layer(module.qfs[critic].head, 0.0, online)
-        set_layer(module.target_qfs[critic].head, 0.0, target)
+        set_layer(module.qfs[critic], 0.0, online)
+        set_layer(module.target_qfs[critic], 0.0, target)
     outputs = module.forward_train(batch_of([4]))
     minus_entropy = sum(p * math.log(p) for p in pi)
     assert outputs["qf_preds"].tolist() == [[5.0, 4.0]]
     assert float(outputs["q_curr"].detach()) == pytest.approx(0.25 * 1.0 + 0.75 * 4.0)
     assert float(outputs["logp_resampled"].detach()) == pytest.approx(minus_entropy)
     assert float(module.forward_target(batch_of([4]))["q_target_next"]) == pytest.approx(1.0)
-    learner.compute_loss_for_module(
-        module_id="default_policy", config=learner.config, batch=batch_of([4]), fwd_out=outputs
-    )
+    loss_of(learner, batch_of([4]), outputs)
     assert learner.report.mean("target_entropy", 1)["default_policy"] == pytest.approx(0.98 * math.log(2.0))
 
 

@@ -9,23 +9,11 @@ import numpy as np
 import pytest
 import torch
 
-from rlzmq import Columns, ConfigurationError, TQCConfig
+from rlzmq import ConfigurationError, TQCConfig
 from rlzmq.algorithms.tqc.tqc_learner import quantile_critic_loss, quantile_targets
+from tests.support.losses import loss_of, one_layer, set_layer, transitions
 
-STATES = gym.spaces.Box(-1.0, 1.0, (2,), np.float32)
-
-
-def config(action_space: Any = None, **training: Any) -> TQCConfig:
-    made: Any = (
-        TQCConfig()
-        .environment(
-            observation_space=STATES, action_space=action_space or gym.spaces.Box(-1.0, 1.0, (1,), np.float32)
-        )
-        .training(num_steps_sampled_before_learning_starts=0, **training)
-        .rl_module(model_config={"fcnet_hiddens": []})
-        .debugging(seed=0)
-    )
-    return made  # type: ignore[no-any-return]
+BOX = gym.spaces.Box(-1.0, 1.0, (1,), np.float32)
 
 
 def test_targets_leave_out_the_largest_quantiles_of_all_critics_together() -> None:
@@ -61,35 +49,22 @@ def test_the_quantile_loss(kind: Any) -> None:
 
 
 def test_a_learners_update_uses_all_quantiles() -> None:
-    learner: Any = config(
-        n_quantiles=3, n_critics=4, top_quantiles_to_drop_per_net=1, initial_alpha=1e-9, gamma=0.5
-    ).build_learner()
+    numbers = {"n_quantiles": 3, "n_critics": 4, "top_quantiles_to_drop_per_net": 1}
+    learner = one_layer(TQCConfig, BOX, **numbers, initial_alpha=1e-9, gamma=0.5).build_learner()
     module = learner.module["default_policy"]
     assert len(module.qfs) == len(module.target_qfs) == 4
-    with torch.no_grad():
-        for critic, target in zip(module.qfs, module.target_qfs, strict=True):
-            for head, bias in ((critic.head, [1.0, 2.0, 6.0]), (target.head, [0.0, 4.0, 100.0])):
-                head.layers[0].weight.zero_()
-                head.layers[0].bias.copy_(torch.tensor(bias))
-    batch = {
-        Columns.OBS: torch.zeros(1, 2),
-        Columns.NEXT_OBS: torch.zeros(1, 2),
-        Columns.ACTIONS: torch.zeros(1, 1),
-        Columns.REWARDS: torch.tensor([1.0]),
-        Columns.TERMINATEDS: torch.tensor([False]),
-        "n_step": torch.tensor([1]),
-        "weights": torch.tensor([1.0]),
-    }
+    for critic, target in zip(module.qfs, module.target_qfs, strict=True):
+        set_layer(critic, 0.0, [1.0, 2.0, 6.0])
+        set_layer(target, 0.0, [0.0, 4.0, 100.0])
+    batch = transitions()
     outputs = module.forward_train(batch)
     assert outputs["qf_preds"].shape == (1, 4, 3)
     assert float(outputs["q_curr"].detach()) == pytest.approx(3.0)
-    learner.compute_loss_for_module(
-        module_id="default_policy", config=learner.config, batch=batch, fwd_out=outputs
-    )
+    loss_of(learner, batch, outputs)
     # Four of twelve quantiles, those of 100, are left out; the others are 0 and 4.
     assert learner.report.mean("td_error_mean", 1)["default_policy"] == pytest.approx(3.0 - (1.0 + 0.5 * 2.0))
 
 
 def test_what_tqc_cannot_use() -> None:
     with pytest.raises(ConfigurationError, match="Set at most 4"):
-        config(n_quantiles=5, top_quantiles_to_drop_per_net=5).validate()
+        one_layer(TQCConfig, BOX, n_quantiles=5, top_quantiles_to_drop_per_net=5).validate()
