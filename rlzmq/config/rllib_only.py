@@ -221,7 +221,7 @@ _ROWS: dict[tuple[str, str], dict[str, str | _Only | _Renamed]] = {
         "env_runner_health_probe_timeout_s": _Only(
             30, "heartbeats detect dead env runners; fault_tolerance(env_step_timeout_s=…) detects hung ones."
         ),
-        "max_num_env_runner_restarts": _Only(1000, _RESTARTS),
+        "max_num_env_runner_restarts": _RESTARTS,
         "delay_between_env_runner_restarts_s": _RESTARTS,
         "env_runner_restore_timeout_s": (
             "fault_tolerance(process_start_timeout_s=…, env_reset_timeout_s=…) limit each start, also the first."
