@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -11,17 +10,15 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from rlzmq.connectors.common.agent_to_module_mapping import checked_mapping
 from rlzmq.connectors.rows import window_mask
-from rlzmq.core.metrics import ENV_TO_MODULE_TIMER, INFERENCE_TIMER
 from rlzmq.core.spaces import space_filler
 from rlzmq.core.tree import tree_map, tree_rows, tree_stack, tree_unstack
 from rlzmq.envs.observation_check import as_space_dtype, misfit
 from rlzmq.episodes.agent_timelines import Pending
 from rlzmq.episodes.columns import Columns
 from rlzmq.episodes.episode_batch import EpisodeBatch
-from rlzmq.runners.episode_sampler import EpisodicSampler, new_agents_episode
-from rlzmq.runners.module_step import ModuleStep, to_numpy
+from rlzmq.runners.episode_sampler import EpisodeSampler
+from rlzmq.runners.module_step import ModuleStep
 from rlzmq.runners.ongoing_agents import AgentRecord, LiveEpisode, ModuleStore, gather_states
 
 if TYPE_CHECKING:
@@ -32,34 +29,30 @@ __all__ = ["AgentsRowsSampler"]
 
 IntArray = NDArray[np.int64]
 
-Acting = list[tuple[ModuleStore, Any, list[tuple[int, AgentRecord]]]]
+Blocks = list[tuple[ModuleStore, Any, list[tuple[int, AgentRecord]]]]
 """For each module: its store, the observations ``[B, ...]`` to act on, and (env index, agent's record) of each."""
 
 
-class AgentsRowsSampler(EpisodicSampler):
-    """Samples fragments for a multi-agent runner whose pipelines run on rows.
+class AgentsRowsSampler(EpisodeSampler):
+    """The EpisodeSampler of several agents for pipelines that run on rows: its episodes hold row numbers, not data.
 
     Per vector step and module, one stacked block of observations goes through the module, and one block of acts comes
-    out. Agents keep row numbers only. Columns are gathered when the fragment is complete.
+    out. Columns are gathered when the fragment is complete.
     """
 
     def __init__(self, runner: EnvRunner) -> None:
+        super().__init__(runner)
         env_to_module = runner.env_to_module
-        super().__init__(runner, runner.config.episode_lookback_horizon)
-        self._mapping_fn = checked_mapping(runner)
-        self._own_lookback = env_to_module.required_lookback
-        self._normalize = runner.module_to_env.normalize
-        action_spaces = runner.env.single_action_spaces
+        action_spaces = self.env.single_action_spaces
         spaces = list(action_spaces.spaces.values())
         self._one_action_space = all(space == spaces[0] for space in spaces)
-        self._spaces = (runner.env.single_observation_spaces, action_spaces)
+        observation_spaces = self.env.single_observation_spaces
         stored = env_to_module.stored_observation_space
         self._stored_spaces = (
-            stored if isinstance(stored, gym.spaces.Dict) else self._spaces[0],
+            stored if isinstance(stored, gym.spaces.Dict) else observation_spaces,
             action_spaces,
         )
-        self._observer = ObservationRouter(env_to_module, self._spaces)
-        self._device = env_to_module.device
+        self._observer = ObservationRouter(env_to_module, (observation_spaces, action_spaces))
         self._stores: dict[str, ModuleStore] = {}
         self._find_modules()
 
@@ -71,32 +64,32 @@ class AgentsRowsSampler(EpisodicSampler):
             del self._stores[module_id]  # no ongoing episode has rows in it
         for store in self._stores.values():
             store.clear()
-            store.templates = {}
         super().reset()
-        self._check_agents()
-        self._acting = self._observer.observe(self._episodes)
+        self.stepper.check(self._episodes, self._observations)
+        self._blocks = self._observer.observe(self._episodes)
 
     def _find_modules(self) -> None:
         """Create a store for every module; modules may change between two fragments."""
         for module_id, module in self.runner.multi_rl_module.items():
             store = self._stores.get(module_id)
             if store is None or store.module_step.module is not module:
-                module_step = ModuleStep(module, self.runner.generator, self._device)
+                module_step = ModuleStep(module, self.runner.generator, self.runner.env_to_module.device)
                 if store is None:
                     self._stores[module_id] = ModuleStore(module_id, module_step)
                 else:
                     store.set_module_step(module_step)
 
-    def _new_episode(self, index: int) -> LiveEpisode:
-        return LiveEpisode(new_agents_episode(self.runner, self._mapping_fn), self._stores)
-
     # -- one fragment --------------------------------------------------------------------------
 
     def _begin_fragment(self) -> None:
+        self._ended = []
         self._find_modules()
         self._versions = np.empty(0, np.int64)  # the weights' version, for as many rows as there are at once
         for store in self._stores.values():
             store.module_step.begin(explore=self._request.explore)
+
+    def _new_episode(self, index: int) -> LiveEpisode:
+        return LiveEpisode(self.stepper.new_episode(), self._stores)
 
     def _begin(self, episode: LiveEpisode, observation: Any, info: Any) -> None:
         episode.begin(observation, info)
@@ -105,51 +98,52 @@ class AgentsRowsSampler(EpisodicSampler):
         num_agent_steps = episode.step(act, *row)
         timeline = episode.timeline
         if timeline.is_terminated or timeline.is_truncated:
-            self.env.needs_reset[index] = self._has_ended = True
+            self.env.needs_reset[index] = True
         return num_agent_steps
 
     def _observe(self) -> None:
-        start_s = time.perf_counter()
         try:
-            self._acting = self._observer.observe(self._episodes)
+            self._blocks = self._observer.observe(self._episodes)
         except Exception:
-            self._check_agents()  # if it is the environment's fault, this call reports it
+            # If it is the environment's fault, this call reports it.
+            self.stepper.check(self._episodes, self._observations)
             raise
-        self.runner.timers.add_stage(ENV_TO_MODULE_TIMER, start_s, time.perf_counter())
 
-    def _act(self, t: int) -> tuple[list[dict[Any, Any]], list[dict[Any, int]]]:
-        """Run all modules; return the env's actions by agent, and the rows of the acts, per env."""
-        start_s = time.perf_counter()
-        acts: list[dict[Any, int]] = [{} for _ in range(self.num_envs)]
-        actions: list[dict[Any, Any]] = [{} for _ in range(self.num_envs)]
+    def _infer(self, t: int) -> list[dict[str, Any]]:
+        """Return the outputs of each module that acts; see `ModuleStep`."""
+        outputs = []
         with torch.inference_mode():
-            computed = [self._compute(*acting, t) for acting in self._acting]
-        for (store, _, rows), (columns, state_out) in zip(self._acting, computed, strict=True):
-            if state_out is not None:
-                for number, (_, record) in enumerate(rows):
-                    record.state = (state_out, number, len(rows))
+            for store, block, rows in self._blocks:
+                is_stateful = store.module_step.is_stateful
+                state = gather_states([record.state for _, record in rows]) if is_stateful else None
+                columns, state_out = store.module_step.act(block, state, t)
+                outputs.append(columns)
+                if state_out is not None:
+                    for number, (_, record) in enumerate(rows):
+                        record.state = (state_out, number, len(rows))
+        return outputs
+
+    def _to_env(self, outputs: list[dict[str, Any]]) -> list[dict[Any, Any]]:
+        """Store the acts, and note their rows by agent; return the actions by agent, per env."""
+        acts: list[dict[Any, int]] = [{} for _ in range(self.num_envs)]
+        self._acts = acts
+        actions: list[dict[Any, Any]] = [{} for _ in range(self.num_envs)]
+        for (store, _, rows), columns in zip(self._blocks, outputs, strict=True):
             for_env = columns.pop(Columns.ACTIONS_FOR_ENV, None)
             if for_env is None:
                 for_env = self._for_env(columns[Columns.ACTIONS], rows)
-            store.remember_outputs(columns)
-            first = self._store_columns(store, columns, len(rows))
+            num_rows = len(rows)
+            if len(self._versions) < num_rows:
+                self._versions = np.full(num_rows, self.runner.weights_seq_no, np.int64)
+            columns[Columns.WEIGHTS_VERSION] = self._versions[:num_rows]
+            first = store.add_acts(num_rows, columns)
             for_each = list(for_env) if type(for_env) is np.ndarray else tree_unstack(for_env)
-            numbered = zip(rows, for_each, range(first, first + len(rows)), strict=True)
+            numbered = zip(rows, for_each, range(first, first + num_rows), strict=True)
             for (index, record), action, row in numbered:
                 agent_id = record.agent_id
                 actions[index][agent_id] = action
                 acts[index][agent_id] = row
-        self.runner.timers.add_stage(INFERENCE_TIMER, start_s, time.perf_counter())
-        return actions, acts
-
-    @staticmethod
-    def _compute(
-        store: ModuleStore, block: object, rows: list[tuple[int, AgentRecord]], t: int
-    ) -> tuple[dict[str, Any], Any]:
-        """Return the module's columns and its next state; see `ModuleStep`."""
-        is_stateful = store.module_step.is_stateful
-        state = gather_states([record.state for _, record in rows]) if is_stateful else None
-        return store.module_step.act(block, state, t)
+        return actions
 
     def _for_env(self, actions: Any, rows: list[tuple[int, AgentRecord]]) -> Any:
         normalize = self._normalize
@@ -162,57 +156,38 @@ class AgentsRowsSampler(EpisodicSampler):
             for action, (_, record) in zip(tree_unstack(actions), rows, strict=True)
         ]
 
-    def _random_actions(self) -> tuple[list[dict[Any, Any]], list[dict[Any, int]]]:
-        """Return random actions in the form of `_act`; the modules' outputs are zeros, their states do not change."""
-        acts: list[dict[Any, int]] = [{} for _ in range(self.num_envs)]
-        to_act: list[dict[Any, AgentRecord]] = [{} for _ in range(self.num_envs)]
-        for _, _, rows in self._acting:
+    def _random_actions(self) -> list[dict[Any, Any]]:
+        to_act: list[set[Any]] = [set() for _ in range(self.num_envs)]
+        for _, _, rows in self._blocks:
             for index, record in rows:
-                to_act[index][record.agent_id] = record
-        spaces = self.runner.env.single_action_spaces
+                to_act[index].add(record.agent_id)
+        spaces = self.env.single_action_spaces
         actions = [
             {agent_id: spaces[agent_id].sample() for agent_id in live.records if agent_id in own}
             for live, own in zip(self._episodes, to_act, strict=True)
         ]
-        for store, _, rows in self._acting:
-            num_rows = len(rows)
-            columns = {
-                name: tree_map(
-                    lambda leaf, num=num_rows: np.zeros((num, *np.shape(leaf)), np.asarray(leaf).dtype), zeros
-                )
-                for name, zeros in store.templates.items()
-            }
-            if Columns.STATE_OUT in columns:
-                states = gather_states([record.state for _, record in rows])
-                columns[Columns.STATE_OUT] = tree_map(to_numpy, states)
-            columns[Columns.ACTIONS] = tree_stack([actions[index][record.agent_id] for index, record in rows])
-            for row, (index, record) in enumerate(rows, self._store_columns(store, columns, num_rows)):
-                acts[index][record.agent_id] = row
-        return actions, acts
-
-    def _store_columns(self, store: ModuleStore, columns: dict[str, Any], num_rows: int) -> int:
-        """Store a block of acts with the version of their weights; return the number of its first row."""
-        if len(self._versions) < num_rows:
-            self._versions = np.empty(num_rows, np.int64)
-            self._versions[:] = self.runner.weights_seq_no
-        columns[Columns.WEIGHTS_VERSION] = self._versions[:num_rows]
-        return store.add_acts(num_rows, columns)
+        outputs = []
+        for _, _, rows in self._blocks:
+            own = [actions[index][record.agent_id] for index, record in rows]
+            outputs.append({Columns.ACTIONS: tree_stack(own), Columns.ACTIONS_FOR_ENV: own})
+        self._to_env(outputs)
+        return actions
 
     # -- the result ----------------------------------------------------------------------------
 
     def _batch(
         self, chunks: list[tuple[int, LiveEpisode]], ongoing: list[tuple[int, LiveEpisode]]
     ) -> EpisodeBatch:
-        batch = collect_batch(chunks + ongoing, self._stored_spaces, self._mapping_fn)
+        batch = collect_batch(chunks + ongoing, self._stored_spaces, self.stepper.mapping_fn)
         records: dict[int, AgentRecord] = {}
         for index, live in ongoing:
             lookback = max(self.lookback, live.timeline.env_steps_back(self._own_lookback))
             self._episodes[index] = chunk = live.cut(lookback)
             records.update((id(live.records[agent_id]), record) for agent_id, record in chunk.records.items())
         self._set_initial_states([record for _, live in ongoing for record in live.records.values()], records)
-        self._acting = [
+        self._blocks = [
             (store, block, [(index, records.get(id(record), record)) for index, record in rows])
-            for store, block, rows in self._acting
+            for store, block, rows in self._blocks
         ]
         self._carry_rows()
         return batch
@@ -416,7 +391,7 @@ class ObservationRouter:
         self._spaces, self._action_spaces = spaces
         self._shapes = {agent_id: space.shape for agent_id, space in self._spaces.items()}
 
-    def observe(self, live_episodes: Sequence[LiveEpisode]) -> Acting:
+    def observe(self, live_episodes: Sequence[LiveEpisode]) -> Blocks:
         """Assign rows to the latest observations, and determine the next inputs of the modules.
 
         Raises:
@@ -449,7 +424,7 @@ class ObservationRouter:
             if not store.num_observations:  # all later ones are compared with these
                 self._check(own)
         blocks = self._through_pieces(observed, by_agent) if by_agent else self._as_they_are(observed)
-        acting: Acting = []
+        acting: Blocks = []
         for store in next_stores:
             own, block = observed[store], blocks[store]
             rows = own.rows

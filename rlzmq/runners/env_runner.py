@@ -8,12 +8,10 @@ from __future__ import annotations
 
 import inspect
 import logging
-import math
 import time
 import uuid
 import zlib
 from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import dataclass
 from typing import Any, ClassVar, NoReturn
 
 import gymnasium as gym
@@ -41,7 +39,6 @@ from rlzmq.modules.weights import WeightsLayout
 from rlzmq.replay.shards import EpisodeRecorder
 from rlzmq.runners.env_failures import EnvFailures, close_env
 from rlzmq.runners.episode_metrics import (
-    HOW_TO_LIMIT,
     EpisodeMetrics,
     EpisodeTotals,
     FinishedEpisodes,
@@ -50,65 +47,15 @@ from rlzmq.runners.episode_metrics import (
     length_of,
     returns_of,
 )
+from rlzmq.runners.sampler import SampleRequest
 
-__all__ = ["EnvRunner", "SampleRequest"]
+__all__ = ["EnvRunner"]
 
 _log = logging.getLogger("rlzmq.runners")
 
-_ENDLESS_S, _ENDLESS_AGAIN = 10.0, 6.0  # until the first warning; the next one comes after six times as long
 _KEPT = "connector pieces keep what a checkpoint has of runners, with get_state() and set_state()"
 _WATCHED = "a process that dies or hangs is replaced, see fault_tolerance()"
 _EPISODE_HOOKS = ("on_episode_created", "on_episode_start", "on_episode_step", "on_episode_end")
-
-
-@dataclass(frozen=True)
-class SampleRequest:
-    """The extent of a sampling call; exactly one of the three counts is set.
-
-    Attributes:
-        explore: Sample from the exploration distribution instead of acting greedily.
-        random_actions: Sample actions from the action space.
-        num_vector_steps: Exact number of vector steps (a lease).
-        num_timesteps: Minimum number of env steps, or of agent steps (``config.count_steps_by``).
-        num_episodes: Exact number of finished episodes.
-        ends_at: With num_vector_steps: stop after the vector step that ends after this time.perf_counter().
-    """
-
-    explore: bool
-    random_actions: bool = False
-    num_vector_steps: int | None = None
-    num_timesteps: int | None = None
-    num_episodes: int | None = None
-    ends_at: float | None = None
-
-    def num_more_vector_steps(
-        self, num_vector_steps: int, num_env_steps: int, num_ends: int, num_envs: int, block: int
-    ) -> int:
-        """Return the number of vector steps to make before the next call; 0 when the request is fulfilled.
-
-        Args:
-            num_vector_steps: Vector steps made so far.
-            num_env_steps: Env steps so far, without autoreset steps; agent steps if ``num_timesteps`` counts those.
-            num_ends: Number of episodes that have ended so far.
-            num_envs: Maximum number of env steps per vector step.
-            block: Number of vector steps at once while waiting for episodes to end.
-        """
-        if self.num_episodes is not None:
-            return block if num_ends < self.num_episodes else 0
-        if self.num_timesteps is not None:
-            return max(-(-(self.num_timesteps - num_env_steps) // num_envs), 0)
-        if num_vector_steps and self.ends_at is not None and time.perf_counter() >= self.ends_at:
-            return 0
-        return (self.num_vector_steps or 0) - num_vector_steps
-
-    def num_vector_steps_expected(self, num_envs: int) -> int:
-        """Return the number of vector steps to allocate at first."""
-        if self.num_vector_steps is not None:
-            return self.num_vector_steps
-        if self.num_timesteps is not None:
-            least = -(-self.num_timesteps // num_envs)
-            return least + least // 8 + 2  # autoresets use some slots
-        return 256
 
 
 STATE_COMPONENTS = (
@@ -195,8 +142,6 @@ class EnvRunner(TellsUncalled, Checkpointable):
             self.generator.manual_seed(derive_seed(self.seed, "policy", self.stream_index, incarnation))
         self.num_env_failures = 0
         self.num_failures_in_a_row = 0
-        self._waiting_since = 0.0  # for episodes that end
-        self._endless_after_s: float | None = None
         self._failures = EnvFailures(self)
         self._num_env_steps_lifetime_base = 0
         self._num_env_steps_since_base = 0
@@ -248,7 +193,8 @@ class EnvRunner(TellsUncalled, Checkpointable):
                 (``config.batch_mode`` "truncate_episodes") or num_envs episodes ("complete_episodes").
             explore: Sample actions from the exploration distribution instead of acting greedily (default:
                 ``config.explore``).
-            random_actions: Sample actions from the action space, without the module.
+            random_actions: Sample actions from the action space, without the module. Unfinished episodes with other
+                actions are dropped.
             force_reset: Reset all envs first.
 
         Returns:
@@ -316,11 +262,11 @@ class EnvRunner(TellsUncalled, Checkpointable):
             raise ClosedError(f"Env runner {self.worker_index} was stopped: create a new one to sample.")
         start_s = time.perf_counter()
         sampler = self._choose_sampler()
-        if force_reset or not sampler.has_episodes:
+        is_mixed = sampler.random_actions != request.random_actions
+        if force_reset or is_mixed or not sampler.has_episodes:
             self.shared_data.clear()
             self.shared_data["generator"] = self.generator
             sampler.reset()
-        self._waiting_since, self._endless_after_s = start_s, None
         try:
             batch, finished, num_vector_steps = sampler.run(request)
         except BaseException:
@@ -340,31 +286,6 @@ class EnvRunner(TellsUncalled, Checkpointable):
         self.timers.add(NUM_VECTOR_STEPS_PER_SAMPLE, num_vector_steps)
         batch.meta["timers"] = self._time_sample(start_s)
         return batch
-
-    def wait_for_ends(self, num_env_steps: int) -> None:
-        """Log a warning if a request for whole episodes has seen none end for long; called now and then."""
-        waited_s = time.perf_counter() - self._waiting_since
-        if self._endless_after_s is None:
-            self._endless_after_s = self._endless_limit_s()
-        if waited_s >= self._endless_after_s:
-            self._endless_after_s = _ENDLESS_AGAIN * waited_s
-            _log.warning(
-                "No episode has ended in %d env steps, %.0f s. If episodes never end, limit them: %s.",
-                num_env_steps,
-                waited_s,
-                HOW_TO_LIMIT,
-            )
-
-    def _endless_limit_s(self) -> float:
-        """Return the seconds until the first warning of `wait_for_ends`."""
-        if (
-            self.worker_index % 1_000_000 > 1
-        ):  # one of several says it; evaluation runners count from 1,000,001
-            return math.inf
-        given = self.config.evaluation_sample_timeout_s
-        return (
-            min(_ENDLESS_S, math.inf if given is None else given) if self.config.in_evaluation else _ENDLESS_S
-        )
 
     def _meta_of(
         self, batch: Any, num_vector_steps: int, finished: FinishedEpisodes, num_left_out: int

@@ -15,7 +15,7 @@ from rlzmq.episodes.columns import Columns
 from rlzmq.modules.default_models.actor_critic import acting_chain
 from rlzmq.modules.rl_module import TorchRLModule
 
-__all__ = ["ModuleStep", "to_numpy"]
+__all__ = ["ModuleStep", "initial_row", "to_numpy"]
 
 _FLOAT64 = np.dtype(np.float64)
 
@@ -30,7 +30,8 @@ class ModuleStep:
 
     Attributes:
         is_stateful: Whether the module has a state.
-        initial_row: The initial state, a tree of tensors without batch dimension; None if stateless.
+        initial_arrays, initial_row: The initial state, a tree of arrays, or tensors, without batch dimension; None if
+            stateless.
     """
 
     def __init__(self, module: Any, generator: torch.Generator, device: Any = None) -> None:
@@ -41,9 +42,10 @@ class ModuleStep:
         self._seen: Any = None
         self._seen_tensor: Any = None
         self._device = None if device is None or str(device) == "cpu" else torch.device(device)
+        self.initial_arrays: Any = initial_row(module)
         self.initial_row: Any = None
         if self.is_stateful:
-            self.initial_row = tree_map(self._to_tensor, tree_map(_as_array, module.get_initial_state()))
+            self.initial_row = tree_map(self._to_tensor, self.initial_arrays)
         self.begin(explore=True)
 
     def begin(self, *, explore: bool) -> None:
@@ -78,11 +80,6 @@ class ModuleStep:
 
         with torch.inference_mode():
             return tree_map(reset, state, self.initial_row)
-
-    @property
-    def initial_row_numpy(self) -> Any:
-        """``initial_row`` as arrays."""
-        return tree_map(to_numpy, self.initial_row)
 
     def forward(self, batch: dict[str, Any], t: int) -> Any:
         """Return the outputs of the module's forward pass for a batch that connector pieces made."""
@@ -231,8 +228,14 @@ class ModuleStep:
         return tensor if self._device is None else tensor.to(self._device)
 
 
-def _as_array(leaf: object) -> NDArray[Any]:
-    return leaf.detach().cpu().numpy() if isinstance(leaf, torch.Tensor) else np.asarray(leaf)
+def initial_row(module: Any) -> Any:
+    """Return a module's state at an episode's start, a tree of arrays without batch dimension; None if stateless."""
+
+    def as_array(leaf: object) -> NDArray[Any]:
+        array = leaf.detach().cpu().numpy() if isinstance(leaf, torch.Tensor) else np.asarray(leaf)
+        return array.astype(np.float32) if array.dtype == _FLOAT64 else array
+
+    return tree_map(as_array, module.get_initial_state()) if module.is_stateful() else None
 
 
 def _add_time(leaf: torch.Tensor) -> torch.Tensor:

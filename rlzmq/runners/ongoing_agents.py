@@ -22,7 +22,6 @@ from rlzmq.episodes.agent_timelines import (
     AgentTrack,
     Timeline,
 )
-from rlzmq.episodes.columns import Columns
 from rlzmq.episodes.step_values import FLAG_TYPES, REWARD_TYPES, checked_infos, checked_rewards
 from rlzmq.runners.module_step import ModuleStep
 
@@ -122,13 +121,11 @@ class ModuleStore:
     Attributes:
         num_observations, num_acts: Number of rows so far.
         initial_block: The module's initial state as a tree of tensors ``[1, ...]``; None if stateless.
-        templates: Names of the module's outputs so far -> zeros of one item.
     """
 
     def __init__(self, module_id: str, module_step: ModuleStep) -> None:
         self.module_id = module_id
         self.set_module_step(module_step)
-        self.templates: dict[str, Any] = {}
         self.clear()
 
     def set_module_step(self, module_step: ModuleStep) -> None:
@@ -157,41 +154,28 @@ class ModuleStore:
     def add_acts(self, num_rows: int, columns: dict[str, Any]) -> int:
         """Append a block of acts, leaves ``[num_rows, ...]``; return the index of its first row.
 
-        Columns that are missing in some blocks (random actions before the module's first act) are filled with zeros
-        there; a state is filled with the module's initial state.
+        Raises:
+            ValueError: It has other columns, shapes or types than the blocks before.
         """
         acts, first = self._acts, self.num_acts
+        if first and columns.keys() != acts.keys():
+            odd = ", ".join(map(repr, sorted(columns.keys() ^ acts.keys())))
+            raise ValueError(
+                f"Module {self.module_id!r} returned the columns {sorted(columns)}, but {sorted(acts)} before: "
+                f"{odd} must be there at every step or never."
+            )
         for name, block in columns.items():
             column = acts.get(name)
             if column is not None and column.put(block, num_rows):
                 continue
             if column is None:
-                column = acts[name] = GrowingColumn(block, first + num_rows)
-                if first:
-                    column.append(self._missing(name, block, first), first)
+                column = acts[name] = GrowingColumn(block, num_rows)
             try:
                 column.append(block, num_rows)
             except ValueError as error:
                 raise ValueError(f"Column {name!r} of module {self.module_id!r}: {error}") from error
-        if len(columns) != len(acts):
-            for name in acts.keys() - columns.keys():
-                example = acts[name].take(np.zeros(1, np.int64))
-                acts[name].append(self._missing(name, example, num_rows), num_rows)
         self.num_acts = first + num_rows
         return first
-
-    def _missing(self, name: str, example: object, num_rows: int) -> object:
-        if name == Columns.STATE_OUT and self.module_step.is_stateful:
-            row = self.module_step.initial_row_numpy
-            return tree_map(lambda leaf: np.broadcast_to(leaf, (num_rows, *leaf.shape)), row)
-        return tree_map(lambda leaf: np.zeros((num_rows, *leaf.shape[1:]), leaf.dtype), example)
-
-    def remember_outputs(self, outputs: dict[str, Any]) -> None:
-        """Store the structure of the module's outputs (leaves ``[B, ...]``), for steps in which it does not act."""
-        if outputs.keys() - {Columns.ACTIONS} != self.templates.keys():
-            for name, value in outputs.items():
-                if name != Columns.ACTIONS:
-                    self.templates.setdefault(name, tree_map(lambda leaf: np.zeros_like(leaf[0]), value))
 
     def observations(self, rows: object) -> Any:
         """Return the observations in the given rows, leaves ``[*rows.shape, ...]``."""
@@ -470,7 +454,7 @@ class LiveEpisode:
                 store = self._stores[self.face.module_for(event.agent_id)]
                 record = AgentRecord(event.agent_id, store, self.timeline.tracks[event.agent_id])
                 if store.module_step.is_stateful:
-                    record.initial_state = store.module_step.initial_row_numpy
+                    record.initial_state = store.module_step.initial_arrays
                     record.state = (store.initial_block, 0, 1)
                 self.records[event.agent_id] = record
             elif event.kind == "step":

@@ -1,7 +1,7 @@
-"""Sampler: a runner's sampling loop. RowsSampler: that of one agent on rows, for connector pieces that work on them.
+"""RowsSampler: the sampler of one agent on rows, for connector pieces that work on them.
 
-Per vector step: module act -> action columns -> env step -> reward, flag and observation columns. Nothing is created
-per environment or per episode. The episodes are found from the flags when the fragment is complete.
+Nothing is created per environment or per episode: outputs, rewards, flags and observations of a vector step are written
+into columns. The episodes are found from the flags when the fragment is complete.
 
 A fragment's columns are env-major, ``[num_envs, num_slots, ...]`` with ``num_slots = lookback + T + 1``.
 Slot ``lookback`` holds the observations at the fragment's begin; the slots before it are the last ``lookback`` slots of
@@ -11,7 +11,6 @@ chunks that belongs to neither. Between two fragments, `OngoingEpisodes` holds t
 
 from __future__ import annotations
 
-import abc
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -22,87 +21,28 @@ from numpy.typing import NDArray
 
 from rlzmq.connectors.rows import ColumnRows
 from rlzmq.core.errors import EnvError
-from rlzmq.core.metrics import (
-    ENV_STEP_TIMER,
-    ENV_TO_MODULE_TIMER,
-    INFERENCE_TIMER,
-    MODULE_TO_ENV_TIMER,
-    VECTOR_STEPS_TIMER,
-)
 from rlzmq.core.tree import tree_leaves, tree_map
 from rlzmq.episodes.columns import Columns
 from rlzmq.episodes.episode_batch import EpisodeBatch
 from rlzmq.runners.episode_metrics import FinishedEpisodes, recorded_return
 from rlzmq.runners.module_step import ModuleStep, to_numpy
+from rlzmq.runners.sampler import Sampler
 
 if TYPE_CHECKING:
-    from rlzmq.runners.env_runner import EnvRunner, SampleRequest
+    from rlzmq.runners.env_runner import EnvRunner
 
-__all__ = ["ColumnBlock", "RowsSampler", "Sampler", "find_chunks"]
-
-# Vector steps between two checks whether enough episodes have ended.
-_BLOCK_STEPS = 64
+__all__ = ["ColumnBlock", "RowsSampler", "find_chunks"]
 
 # Fragments of a few steps are written into the same columns one after the other, and copied out of them: making columns
 # takes longer than so few steps. The columns have room for few more, as they stay in memory.
 _FEW_STEPS = 8
 _SHARED_STEPS = 16
 
-# Reading the clock at every step would cost native vector envs 1 % of their speed: of so many vector
-# steps (a power of two) one is timed.
-_STEPS_PER_TIMED = 16
-
 BoolArray = NDArray[np.bool_]
 
 
-class Sampler(abc.ABC):
-    """Samples fragments of the runner's environments; episodes continue from one fragment to the next.
-
-    Args:
-        runner: Provides the env, modules, pipelines, callbacks and counters.
-        lookback: Number of steps before each chunk that its columns include.
-
-    Attributes:
-        stepper: Resets and steps the vector env.
-        has_episodes: Whether unfinished episodes can be continued. If not, call `reset` before `run`.
-    """
-
-    def __init__(self, runner: EnvRunner, lookback: int) -> None:
-        self.runner = runner
-        self.num_envs: int = runner.num_envs
-        self.lookback = lookback
-        self.has_episodes: bool = False
-        self.stepper: Any = runner.make_stepper()
-
-    @property
-    def env(self) -> Any:
-        """The vector env to step."""
-        return self.stepper.env
-
-    def forget(self) -> None:
-        """Drop the unfinished episodes."""
-        self.has_episodes = False
-
-    @abc.abstractmethod
-    def reset(self) -> None:
-        """Reset all environments and begin an episode in each."""
-
-    @abc.abstractmethod
-    def run(self, request: SampleRequest) -> tuple[Any, FinishedEpisodes, int]:
-        """Sample what ``request`` asks for, and continue the ongoing episodes.
-
-        Returns:
-            The chunks: finished ones in the order of finishing, then ongoing ones by env; statistics of the ended
-            episodes; the number of vector steps made.
-        """
-
-
 class RowsSampler(Sampler):
-    """Samples fragments for a runner whose pipelines run on rows.
-
-    Args:
-        runner: Provides the env stepper, module, pipelines and counters.
-    """
+    """Samples fragments for a runner whose pipelines run on rows."""
 
     def __init__(self, runner: EnvRunner) -> None:
         env_to_module = runner.env_to_module
@@ -111,29 +51,22 @@ class RowsSampler(Sampler):
         self._env_to_module = env_to_module
         self._has_pieces = bool(env_to_module.writers or env_to_module.readers)
         self._normalize = runner.module_to_env.normalize
-        self._module_observations: Any = None
-        self._num_steps_untimed = 0
-        self._block = ColumnBlock(self.num_envs, 0)  # where the fragment is written
-        self._first = 0  # slot of the block with which the fragment's columns begin
-        self._flags = np.zeros(
-            (2, 0, self.num_envs), np.bool_
-        )  # terminated, truncated: [T, N] of the fragment
-        self._writers: dict[str, Writer] | None = None  # of the module's outputs, into the block
-        self._written_for: tuple[bool, bool] | None = None  # the kind of request that they were made for
 
     # -- between fragments ---------------------------------------------------------------------
 
     def reset(self) -> None:
-        """Reset all environments and begin an episode in each."""
         num_envs, lookback = self.num_envs, self.lookback
         observations, infos = self.stepper.reset(self.runner.take_reset_seed())
         self._ongoing = OngoingEpisodes(num_envs, self.runner.new_episode_id)
         self._needs_reset = np.zeros(num_envs, np.bool_)
+        self._num_resetting = 0
         self._num_previous = np.zeros(num_envs, np.int64)
         self._state: Any = None
         self._carried_infos = {(index, lookback): info for index, info in infos.items()}
+        # Where the fragment is written, from the slot `_first` on, and writers of the module's outputs into it.
         self._block = block = ColumnBlock(num_envs, lookback + 1)
         self._first = 0
+        self._writers: dict[str, Writer] | None = None
         self._rows = ColumnRows(
             block.columns, 0, is_first=np.ones(num_envs, np.bool_), num_previous=self._num_previous
         )
@@ -141,152 +74,116 @@ class RowsSampler(Sampler):
             block.writer(Columns.ACTIONS, self.stepper.example_actions())
         block.writer(Columns.REWARDS, np.zeros(num_envs))
         block.writer(Columns.WEIGHTS_VERSION, np.zeros(num_envs, np.int64))
-        self._begin_with(block, observations, lookback)
+        stored = observations
+        if self._has_pieces:
+            stored = self._to_store(observations, lookback, np.ones(num_envs, np.bool_))
+        block.writer(Columns.OBS, stored)(lookback, stored)
+        self._module_observations = (
+            self._env_to_module.read(stored, self._rows) if self._has_pieces else observations
+        )
         self.has_episodes = True
 
     # -- one fragment --------------------------------------------------------------------------
 
-    def run(self, request: SampleRequest) -> tuple[EpisodeBatch, FinishedEpisodes, int]:
-        num_envs = self.num_envs
-        self._finished = FinishedEpisodes()
-        self._module_step.begin(explore=request.explore)
-        if self._module_step.is_stateful and self._state is None:
-            self._state = self._module_step.initial_state(num_envs)
-        self._begin_state = None
+    def _begin_fragment(self) -> None:
+        num_envs, module_step = self.num_envs, self._module_step
+        module_step.begin(explore=self._request.explore)
+        if module_step.is_stateful and self._state is None:
+            self._state = module_step.initial_state(num_envs)
+        self._begin_state: Any = None
         if self._state is not None:
             self._begin_state = tree_map(lambda leaf: to_numpy(leaf).copy(), self._state)
-        begin_s = time.perf_counter()
-
-        if self._written_for != (request.explore, request.random_actions):
-            self._written_for, self._writers = (request.explore, request.random_actions), None
-        self._flags = self._flags[:, :0]
-        self._make_room(max(request.num_vector_steps_expected(num_envs), 1))
+        self._num_slots = 0  # for vector steps
+        # terminated, truncated: [T, N] of the fragment
+        self._flags = np.zeros((2, 0, num_envs), np.bool_)
+        self._make_room(max(self._request.num_vector_steps_expected(num_envs), 1))
         self._starts_with_reset = self._needs_reset.copy()
         self._infos = dict(self._carried_infos)
         self._num_failures = 0
-        self._num_env_steps = self._num_ends = self._num_steps = 0
-        loop_s = time.perf_counter()
-        while num_more := request.num_more_vector_steps(
-            self._num_steps, self._num_env_steps, self._num_ends, num_envs, _BLOCK_STEPS
-        ):
-            if request.num_episodes is not None and not self._num_ends:
-                self.runner.wait_for_ends(self._num_env_steps)
-            self._make_room(self._num_steps + num_more)
-            self._advance(num_more, request)
-        self.runner.timers.add(VECTOR_STEPS_TIMER, time.perf_counter() - loop_s)
-        return self._finish(request, begin_s), self._finished, self._num_steps
 
     def _make_room(self, num_steps: int) -> None:
         """Make room for `num_steps` vector steps of the fragment, and keep those that were made."""
-        num_before = self._flags.shape[1]
-        if num_steps <= num_before:
-            return
-        flags, block = self._flags, self._block
-        num_steps = max(num_steps, 2 * num_before)
+        num_before, flags, block = self._num_slots, self._flags, self._block
+        self._num_slots = num_steps
         self._flags = np.zeros((2, num_steps, self.num_envs), np.bool_)
         self._flags[:, :num_before] = flags
+        self._terminated, self._truncated = self._flags
         if self._first + self.lookback + num_steps >= block.num_slots:
             capacity = _SHARED_STEPS if num_steps <= _FEW_STEPS else num_steps
-            self._block = block.part(self._first, block.num_slots, self.lookback + capacity + 1)
-            self._rows.columns = self._block.columns
+            self._block = block = block.part(self._first, block.num_slots, self.lookback + capacity + 1)
+            self._rows.columns = block.columns
             self._first, self._writers = 0, None
+        self._write_observations = block.writer(Columns.OBS)
+        self._write_rewards = block.writer(Columns.REWARDS)
+        self._first_slot = self._first + self.lookback
 
-    def _advance(self, num_steps: int, request: SampleRequest) -> None:
-        """Run the hot loop for ``num_steps`` vector steps, or fewer if the request is fulfilled earlier."""
-        runner, num_envs, block = self.runner, self.num_envs, self._block
-        source, normalize, has_pieces = self.stepper.source, self._normalize, self._has_pieces
-        to_store, read, rows = self._to_store, self._env_to_module.read, self._rows
-        module_step, state, observations = self._module_step, self._state, self._module_observations
-        random_actions = request.random_actions
-        write_obs, write_reward = block.writer(Columns.OBS), block.writer(Columns.REWARDS)
+    def _infer(self, t: int) -> dict[str, Any]:
+        outputs, self._state = self._module_step(self._module_observations, self._state, t)
+        return outputs
+
+    def _to_env(self, outputs: dict[str, Any]) -> Any:
+        if Columns.ACTIONS_FOR_ENV in outputs:
+            for_env = outputs.pop(Columns.ACTIONS_FOR_ENV)
+        elif self._normalize is None:
+            for_env = outputs[Columns.ACTIONS]
+        else:
+            for_env = self._normalize.apply_vectorized(outputs[Columns.ACTIONS])
+        step = self._num_steps
+        if step == self._num_slots:
+            self._make_room(2 * step)
         writers = self._writers
-        terminated_rows, truncated_rows = self._flags
-        needs_reset, num_resetting = self._needs_reset, self._needs_reset.tobytes().count(1)
-        num_env_steps = self._num_env_steps
-        num_workers = max(runner.num_workers, 1)
-        global_steps = runner.global_env_steps
-        num_episodes = request.num_episodes
-        ends_at = request.ends_at
-        first = self._num_steps
-        clock, timers = time.perf_counter, runner.timers
-        phase = self._num_steps_untimed - first
-        first_slot = self._first + self.lookback
-        for step in range(first, first + num_steps):
-            slot = first_slot + step
-            timed = not (step + phase) & (_STEPS_PER_TIMED - 1)
-            if timed:
-                act_s = acted_s = clock()
-            if random_actions:
-                actions_for_env = self.stepper.sample_random_actions()
-                outputs = {Columns.ACTIONS: actions_for_env}
-                if state is not None and Columns.STATE_OUT in block.columns:
-                    outputs[Columns.STATE_OUT] = tree_map(to_numpy, state)  # the state is unchanged
-            else:
-                outputs, state = module_step(observations, state, global_steps + num_env_steps * num_workers)
-                if timed:
-                    acted_s = clock()
-                if Columns.ACTIONS_FOR_ENV in outputs:
-                    actions_for_env = outputs.pop(Columns.ACTIONS_FOR_ENV)
-                elif normalize is None:
-                    actions_for_env = outputs[Columns.ACTIONS]
-                else:
-                    actions_for_env = normalize.apply_vectorized(outputs[Columns.ACTIONS])
-            if writers is None or (not step and outputs.keys() != writers.keys()):
-                writers = self._writers = self._output_writers(block, outputs)
-            if len(outputs) != len(writers):
-                raise self._changed_outputs(outputs, writers, step)
-            for name, values in outputs.items():
-                writers[name](slot, values)
+        if writers is None or (not step and outputs.keys() != writers.keys()):
+            writers = self._writers = self._output_writers(outputs)
+        if len(outputs) != len(writers):
+            raise self._changed_outputs(outputs, writers)
+        slot = self._first_slot + step
+        for name, values in outputs.items():
+            writers[name](slot, values)
+        return for_env
 
-            if timed:
-                step_s = clock()
-            raw, rewards, terminated, truncated, infos = source.step_sparse(actions_for_env)
-            if timed:
-                stepped_s = clock()
+    def _random_actions(self) -> Any:
+        actions = self.stepper.sample_random_actions()
+        return self._to_env({Columns.ACTIONS: actions, Columns.ACTIONS_FOR_ENV: actions})
 
-            write_reward(slot, rewards)
-            terminated_row, truncated_row = terminated_rows[step], truncated_rows[step]
-            terminated_row[:] = terminated
-            truncated_row[:] = truncated
-            if source.failed:
-                needs_reset = self._mark_failures(step, needs_reset)
-                num_resetting = int(np.count_nonzero(needs_reset))
-            num_env_steps += num_envs - num_resetting
-            if infos:
-                for index, info in infos.items():
-                    self._infos[index, self.lookback + step + 1] = info
-            if has_pieces:
-                raw = to_store(raw, slot + 1, needs_reset)
-                write_obs(slot + 1, raw)
-                observations = read(raw, rows)
-            else:
-                write_obs(slot + 1, raw)
-                observations = raw
-            if timed:
-                timers.add_stage(INFERENCE_TIMER, act_s, acted_s)
-                timers.add_stage(MODULE_TO_ENV_TIMER, acted_s, step_s)
-                timers.add_stage(ENV_STEP_TIMER, step_s, stepped_s)
-                timers.add_stage(ENV_TO_MODULE_TIMER, stepped_s, clock())
-            if num_resetting and state is not None:
-                state = module_step.reset_rows(state, np.flatnonzero(needs_reset))
-            needs_reset = terminated_row | truncated_row
-            num_resetting = needs_reset.tobytes().count(1)
-            if num_resetting:
-                runner.num_failures_in_a_row = 0
-                self._num_ends += num_resetting
-                if num_episodes is not None and self._num_ends >= num_episodes:
-                    break
-            if ends_at is not None and clock() >= ends_at:
-                break
-        self._num_steps_untimed = (step + 1 + phase) & (_STEPS_PER_TIMED - 1)
-        self._num_steps = step + 1
-        self._num_env_steps = num_env_steps
-        self._state, self._needs_reset, self._module_observations = state, needs_reset, observations
+    def _step(self, actions: Any) -> Any:
+        return self.stepper.source.step_sparse(actions)
 
-    def _finish(self, request: SampleRequest, begin_s: float) -> EpisodeBatch:
+    def _add(self, results: Any) -> None:
+        observations, rewards, terminated, truncated, infos = results
+        step = self._num_steps
+        slot = self._first_slot + step
+        self._write_rewards(slot, rewards)
+        self._terminated[step] = terminated
+        self._truncated[step] = truncated
+        if self.stepper.source.failed:
+            self._mark_failures()
+        self._num_env_steps += self.num_envs - self._num_resetting
+        if infos:
+            for index, info in infos.items():
+                self._infos[index, self.lookback + step + 1] = info
+        if self._has_pieces:
+            observations = self._to_store(observations, slot + 1, self._needs_reset)
+            self._write_observations(slot + 1, observations)
+            self._module_observations = self._env_to_module.read(observations, self._rows)
+        else:
+            self._write_observations(slot + 1, observations)
+            self._module_observations = observations
+
+    def _note_ends(self) -> None:
+        if self._num_resetting and self._state is not None:
+            self._state = self._module_step.reset_rows(self._state, np.flatnonzero(self._needs_reset))
+        step = self._num_steps
+        self._needs_reset = needs_reset = self._terminated[step] | self._truncated[step]
+        self._num_resetting = num_ends = needs_reset.tobytes().count(1)
+        if num_ends:
+            self.runner.num_failures_in_a_row = 0
+            self._num_ends += num_ends
+
+    def _finish(self) -> EpisodeBatch:
         """Find the chunks, update the ongoing episodes and keep what the next fragment needs."""
         block, num_steps, lookback, first = self._block, self._num_steps, self.lookback, self._first
-        num_slots = lookback + self._flags.shape[1] + 1
+        request, begin_s = self._request, self._begin_s
+        num_slots = lookback + self._num_slots + 1
         sampled = slice(first + lookback, first + lookback + num_steps)
         block.columns[Columns.WEIGHTS_VERSION][:, sampled] = self.runner.weights_seq_no
         if num_slots == block.num_slots:  # the block is the fragment
@@ -344,16 +241,6 @@ class RowsSampler(Sampler):
 
     # -- off the hot path ----------------------------------------------------------------------
 
-    def _begin_with(self, block: ColumnBlock, observations: object, slot: int) -> None:
-        """Put the observations of a reset of all envs through the pieces and into their slot."""
-        is_first = np.ones(self.num_envs, np.bool_)
-        self._module_observations = stored = observations
-        if self._has_pieces:
-            stored = self._to_store(observations, slot, is_first)
-        block.writer(Columns.OBS, stored)(slot, stored)
-        if self._has_pieces:
-            self._module_observations = self._env_to_module.read(stored, self._rows)
-
     def _to_store(self, observations: object, slot: int, is_first: BoolArray) -> object:
         """Return what the pieces make of observations, and move the rows there; readers come after storing."""
         self._num_previous += 1
@@ -362,7 +249,7 @@ class RowsSampler(Sampler):
         self._rows.move_to(slot, is_first=is_first, num_previous=num_previous)
         return self._env_to_module.write(observations, self._rows)
 
-    def _output_writers(self, block: ColumnBlock, outputs: dict[str, Any]) -> dict[str, Writer]:
+    def _output_writers(self, outputs: dict[str, Any]) -> dict[str, Writer]:
         """Return writers for the model outputs' columns."""
         writers = {}
         for name, values in outputs.items():
@@ -372,33 +259,35 @@ class RowsSampler(Sampler):
                         f"Model output {name!r} of {type(self.runner.module).__name__} has shape "
                         f"{leaf.shape}, expected its first dimension to be the {self.num_envs} environments."
                     )
-            writers[name] = block.writer(name, values)
+            writers[name] = self._block.writer(name, values)
         return writers
 
-    def _changed_outputs(self, outputs: dict[str, Any], writers: dict[str, Writer], step: int) -> ValueError:
+    def _changed_outputs(self, outputs: dict[str, Any], writers: dict[str, Writer]) -> ValueError:
         odd = sorted(set(outputs) ^ set(writers))
         return ValueError(
             f"{type(self.runner.module).__name__} returned the columns {sorted(outputs)} at vector step "
-            f"{step} of a fragment, but {sorted(writers)} before: {', '.join(map(repr, odd))} must be there "
+            f"{self._num_steps} of a fragment, but {sorted(writers)} before: {', '.join(map(repr, odd))} must be there "
             "at every step or never."
         )
 
-    def _mark_failures(self, step: int, needs_reset: BoolArray) -> BoolArray:
-        """Truncate the episodes of recreated envs before this step; return bool[N], where it becomes a reset."""
+    def _mark_failures(self) -> None:
+        """Truncate the episodes of recreated envs before this step, which becomes a reset."""
+        step = self._num_steps
         failed = np.zeros(self.num_envs, np.bool_)
         failed[self.stepper.source.failed] = True
-        for index in np.flatnonzero(failed & ~needs_reset).tolist():
+        for index in np.flatnonzero(failed & ~self._needs_reset).tolist():
             self._num_failures += 1
             if step == 0:
                 self._starts_with_reset[index] = True
                 self._ongoing.close(index, self._finished)
                 continue
-            self._flags[1, step - 1, index] = True
+            self._truncated[step - 1, index] = True
             was_resetting = (
                 self._starts_with_reset[index] if step == 1 else self._flags[:, step - 2, index].any()
             )
             self._num_ends += not was_resetting
-        return needs_reset | failed
+        self._needs_reset = self._needs_reset | failed
+        self._num_resetting = int(np.count_nonzero(self._needs_reset))
 
     def _check_autoreset(self, done: BoolArray) -> None:
         after = np.concatenate([self._starts_with_reset[None], done[:-1]])

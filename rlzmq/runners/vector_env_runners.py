@@ -1,4 +1,4 @@
-"""SingleAgentEnvRunner and MultiAgentEnvRunner, and how each steps its vector env."""
+"""SingleAgentEnvRunner and MultiAgentEnvRunner, how each steps its vector env, and what its episodes are made of."""
 
 from __future__ import annotations
 
@@ -12,29 +12,39 @@ from gymnasium import spaces
 from gymnasium.vector.utils import create_empty_array
 
 from rlzmq.config.base_config import BaseConfig
+from rlzmq.connectors.common.agent_to_module_mapping import checked_mapping
 from rlzmq.core.errors import EnvError
 from rlzmq.core.metrics import ENV_RESET_TIMER
-from rlzmq.core.tree import tree_map, tree_rows, tree_unstack
+from rlzmq.core.tree import tree_map, tree_rows, tree_stack, tree_unstack
 from rlzmq.envs.multi_agent_env import SyncVectorMultiAgentEnv, make_multi_agent_vec
-from rlzmq.envs.observation_check import misfit
+from rlzmq.envs.observation_check import as_space_dtype, check_agents_observations, misfit
 from rlzmq.envs.registry import EnvContext
 from rlzmq.envs.sync_vector import LeanSyncVectorEnv, SparseInfos, SparseStep
 from rlzmq.envs.vector import make_vec, sparse_infos
+from rlzmq.episodes.columns import Columns
+from rlzmq.episodes.multi_agent_episode import MultiAgentEpisode
+from rlzmq.episodes.single_agent_episode import SingleAgentEpisode
+from rlzmq.episodes.step_values import checked_infos, checked_rewards
 from rlzmq.modules.multi_rl_module import MultiRLModule
 from rlzmq.runners.agents_rows_sampler import AgentsRowsSampler
 from rlzmq.runners.env_failures import close_env
 from rlzmq.runners.env_runner import EnvRunner
-from rlzmq.runners.episode_sampler import AgentsEpisodeSampler, EpisodeSampler
-from rlzmq.runners.rows_sampler import RowsSampler, Sampler
+from rlzmq.runners.episode_sampler import EpisodeSampler
+from rlzmq.runners.module_step import to_numpy
+from rlzmq.runners.rows_sampler import RowsSampler
+from rlzmq.runners.sampler import Sampler
 
 if TYPE_CHECKING:
     from rlzmq.runners.env_runner import EnvRunner
 
 __all__ = ["AgentsStepper", "MultiAgentEnvRunner", "SingleAgentEnvRunner", "VectorStepper", "make_env_runner"]
 
+# Columns of a module's outputs that are not extra model outputs.
+_ACTION_COLUMNS = (Columns.ACTIONS, Columns.ACTIONS_FOR_ENV)
+
 
 class VectorStepper:
-    """Resets and steps a runner's vector env.
+    """Resets and steps a runner's vector env of one agent, and makes its SingleAgentEpisodes.
 
     Observations are trees of arrays ``[num_envs, ...]`` in the space's dtypes, valid until the next call. Infos are
     by env index, without empty ones.
@@ -142,6 +152,81 @@ class VectorStepper:
         )
         return list(zip(*columns, strict=True))
 
+    # -- episodes ------------------------------------------------------------------------------
+
+    def new_episode(self) -> SingleAgentEpisode:
+        """Return an episode that is not reset yet."""
+        return SingleAgentEpisode(
+            id_=self._runner.new_episode_id(),
+            observation_space=self.env.single_observation_space,
+            action_space=self.env.single_action_space,
+        )
+
+    def begin(self, episode: SingleAgentEpisode, observation: Any, info: Any) -> None:
+        """Add an environment's reset."""
+        episode.add_env_reset(observation, info)
+
+    def grow(self, index: int, episode: SingleAgentEpisode, act: Any, row: tuple[Any, ...]) -> int:
+        """Add a step of env `index` with its act (see `acts`); return the number of agent steps completed."""
+        observation, reward, terminated, truncated, info = row
+        action, outputs = act
+        episode.add_env_step(
+            observation,
+            action,
+            reward,
+            info,
+            terminated=terminated,
+            truncated=truncated,
+            extra_model_outputs=outputs,
+        )
+        return 1
+
+    def check(self, episodes: Sequence[SingleAgentEpisode], observations: Sequence[Any]) -> None:
+        """Do nothing: arrays keep the shape and dtype that the first ones were checked for."""
+
+    def acts(self, batch: dict[str, Any], weights_version: int) -> tuple[Any, list[Any]]:
+        """Return the vector env's actions, and each env's act: its action and extra model outputs.
+
+        Args:
+            batch: Columns that the module-to-env pipeline returned, with one item for each env.
+            weights_version: Becomes one of the outputs.
+        """
+        columns = {
+            name: values if isinstance(values, list) else tree_unstack(tree_map(to_numpy, values))
+            for name, values in batch.items()
+        }
+        for name, items in columns.items():
+            if len(items) != self.num_envs:
+                raise ValueError(
+                    f"Column {name!r} after the module-to-env pipeline has {len(items)} items, expected one for "
+                    f"each of the {self.num_envs} environments, in their order."
+                )
+        actions = columns[Columns.ACTIONS]
+        for_env = batch.get(Columns.ACTIONS_FOR_ENV, batch[Columns.ACTIONS])
+        if isinstance(for_env, list):
+            for_env = tree_stack(for_env)
+        dtype = self.env.single_action_space.dtype
+        if isinstance(for_env, np.ndarray) and dtype is not None and for_env.dtype.kind != dtype.kind:
+            for_env = for_env.astype(dtype)
+        names = [name for name in columns if name not in _ACTION_COLUMNS]
+        keys = (*names, Columns.WEIGHTS_VERSION)
+        rows = zip(*[columns[name] for name in names], [weights_version] * self.num_envs, strict=True)
+        outputs = [dict(zip(keys, row)) for row in rows]  # noqa: B905  (a check would cost a tenth)
+        return for_env, list(zip(actions, outputs, strict=True))
+
+    def random_acts(self, episodes: Sequence[Any], weights_version: int) -> tuple[Any, list[Any]]:
+        """Return random actions in the form of `acts`, without a module's outputs."""
+        actions = self.sample_random_actions()
+        return self.acts({Columns.ACTIONS: tree_map(np.copy, actions)}, weights_version)
+
+    def cut(self, episode: SingleAgentEpisode, lookback: int, agent_lookback: int) -> SingleAgentEpisode:
+        """Return the next chunk, which looks back so many env steps, and at so many steps of each agent."""
+        return episode.cut(max(lookback, agent_lookback))
+
+    def parts(self, episode: SingleAgentEpisode) -> Sequence[SingleAgentEpisode]:
+        """Return the chunks of agents in an episode's chunk."""
+        return (episode,)
+
     def _remake(self, error: Exception, where: str) -> None:
         """Recreate the whole vector env, since it cannot tell which of its environments raised the error."""
         self._runner.count_env_failure(error, None, where)
@@ -165,23 +250,27 @@ class VectorStepper:
 
 
 class AgentsStepper:
-    """Resets and steps a runner's vector env of several agents, whose values are dicts by agent id.
+    """Resets and steps a runner's vector env of several agents, and makes its MultiAgentEpisodes.
+
+    All values of an environment are dicts by agent id. See `VectorStepper` for the methods.
 
     Attributes:
         env, source: The vector env; its ``failed`` has the indices of the environments that were recreated in the last
             step.
+        mapping_fn: Maps agents to modules.
     """
 
     def __init__(self, runner: EnvRunner) -> None:
         self.env: Any = runner.env
         self.source = self.env
-        self._timers = runner.timers
+        self.mapping_fn = checked_mapping(runner)
+        self._runner = runner
 
     def reset_rows(self, seed: int | None = None) -> tuple[Sequence[Any], Sequence[Any]]:
         """Reset all environments; return the observations and infos of each."""
         start_s = time.perf_counter()
         observations, infos = self.env.reset(seed=seed)
-        self._timers.add_stage(ENV_RESET_TIMER, start_s, time.perf_counter())
+        self._runner.timers.add_stage(ENV_RESET_TIMER, start_s, time.perf_counter())
         return observations, infos
 
     def step_rows(self, actions: Any) -> Sequence[tuple[Any, ...]]:
@@ -189,6 +278,101 @@ class AgentsStepper:
         if type(self.env) is SyncVectorMultiAgentEnv:
             return self.env.step_rows(actions)
         return list(zip(*self.env.step(actions), strict=True))
+
+    # -- episodes ------------------------------------------------------------------------------
+
+    def new_episode(self) -> MultiAgentEpisode:
+        return MultiAgentEpisode(
+            self._runner.new_episode_id(),
+            agent_to_module_mapping_fn=self.mapping_fn,
+            observation_space=self.env.single_observation_spaces,
+            action_space=self.env.single_action_spaces,
+        )
+
+    def begin(self, episode: MultiAgentEpisode, observations: Any, infos: Any) -> None:
+        infos = checked_infos(infos, f"episode {episode.id_}, env step 0")
+        episode.add_env_reset(observations=self._own(observations), infos=infos)
+
+    def grow(self, index: int, episode: MultiAgentEpisode, act: Any, row: tuple[Any, ...]) -> int:
+        observations, rewards, terminateds, truncateds, infos = row
+        num_before = episode.agent_steps()
+        where = f"episode {episode.id_}, env step {episode.env_t + 1}"
+        actions, outputs = act
+        episode.add_env_step(
+            self._own(observations),
+            actions,
+            checked_rewards(rewards, where),
+            checked_infos(infos, where),
+            terminateds=terminateds,
+            truncateds=truncateds,
+            extra_model_outputs=outputs,
+        )
+        if episode.is_done:
+            self.env.needs_reset[index] = True
+        return episode.agent_steps() - num_before
+
+    def _own(self, observations: dict[Any, Any]) -> dict[Any, Any]:
+        """Return copies in their spaces' dtypes. An env may overwrite its arrays in the next step."""
+        spaces = self.env.single_observation_spaces.spaces
+        return {
+            agent_id: as_space_dtype(spaces.get(agent_id), tree_map(_copy, observation))
+            for agent_id, observation in observations.items()
+        }
+
+    def check(self, episodes: Sequence[Any], observations: Sequence[Any]) -> None:
+        """Raise an error for the environments' last observations that do not fit their agents' spaces."""
+        observed = [
+            (episode.id_, episode.env_t, own) for episode, own in zip(episodes, observations, strict=True)
+        ]
+        check_agents_observations(observed, self.env.single_observation_spaces.spaces)
+
+    def acts(self, batch: dict[str, Any], weights_version: int) -> tuple[Any, list[Any]]:
+        for name, values in batch.items():
+            if not isinstance(values, list) or len(values) != self._runner.num_envs:
+                raise ValueError(
+                    f"Column {name!r} after the module-to-env pipeline: expected a list of "
+                    f"{self._runner.num_envs} dicts by agent id, one per environment, got {type(values).__name__}."
+                )
+        extra = {name: values for name, values in batch.items() if name not in _ACTION_COLUMNS}
+        acts = []
+        for index, actions in enumerate(batch[Columns.ACTIONS]):
+            of_env = {name: values[index] for name, values in extra.items()}
+            outputs = {
+                agent_id: {name: values[agent_id] for name, values in of_env.items() if agent_id in values}
+                for agent_id in actions
+            }
+            for own in outputs.values():
+                own[Columns.WEIGHTS_VERSION] = weights_version
+            acts.append((actions, outputs))
+        return batch.get(Columns.ACTIONS_FOR_ENV, batch[Columns.ACTIONS]), acts
+
+    def random_acts(
+        self, episodes: Sequence[MultiAgentEpisode], weights_version: int
+    ) -> tuple[Any, list[Any]]:
+        spaces = self.env.single_action_spaces
+        actions = []
+        for episode in episodes:
+            to_act = episode.get_agents_to_act()
+            actions.append(
+                {
+                    agent_id: spaces[agent_id].sample()
+                    for agent_id in episode.agent_episodes
+                    if agent_id in to_act
+                }
+            )
+        return self.acts({Columns.ACTIONS: actions}, weights_version)
+
+    def cut(self, episode: MultiAgentEpisode, lookback: int, agent_lookback: int) -> MultiAgentEpisode:
+        return episode.cut(max(lookback, episode._timeline.env_steps_back(agent_lookback)))
+
+    def parts(self, episode: MultiAgentEpisode) -> Sequence[SingleAgentEpisode]:
+        """Return the agents' chunks, after leaving out those without a step."""
+        episode.prune()
+        return list(episode.agent_episodes.values())
+
+
+def _copy(leaf: object) -> object:
+    return leaf.copy() if isinstance(leaf, np.ndarray) else leaf
 
 
 def cast_to_space(space: gym.Space[Any], values: Any) -> Any:
@@ -234,7 +418,9 @@ class SingleAgentEnvRunner(EnvRunner):
         return VectorStepper(self)
 
     def _make_sampler(self, *, on_rows: bool) -> Sampler:
-        return RowsSampler(self) if on_rows else EpisodeSampler(self)
+        if on_rows:
+            return RowsSampler(self)
+        return EpisodeSampler(self, acts_on_columns=self.module_to_env.on_rows)
 
     # -- construction --------------------------------------------------------------------------
 
@@ -270,7 +456,7 @@ class MultiAgentEnvRunner(EnvRunner):
 
     def _make_sampler(self, *, on_rows: bool) -> Sampler:
         on_rows = on_rows and type(self.multi_rl_module) is MultiRLModule
-        return AgentsRowsSampler(self) if on_rows else AgentsEpisodeSampler(self)
+        return AgentsRowsSampler(self) if on_rows else EpisodeSampler(self)
 
     # -- construction --------------------------------------------------------------------------
 

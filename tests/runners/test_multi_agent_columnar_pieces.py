@@ -29,7 +29,7 @@ from rlzmq.episodes.episode_batch import EpisodeBatch
 from rlzmq.modules.multi_rl_module_spec import MultiRLModuleSpec
 from rlzmq.modules.spec import RLModuleSpec
 from rlzmq.runners.agents_rows_sampler import AgentsRowsSampler
-from rlzmq.runners.episode_sampler import AgentsEpisodeSampler
+from rlzmq.runners.episode_sampler import EpisodeSampler
 from rlzmq.runners.vector_env_runners import MultiAgentEnvRunner
 from tests.learners.test_train_batch import assert_identical, built
 from tests.runners.multi_agent_envs import AGENTS, RestlessAgentsEnv, SteadyModule
@@ -153,7 +153,7 @@ def check(config: Any, program: list[dict[str, Any]]) -> None:
         one, two = call(fused, step), call(real, step)
         assert_equal(one, two)
         assert type(fused._sampler) is AgentsRowsSampler
-        assert type(real._sampler) is AgentsEpisodeSampler
+        assert type(real._sampler) is EpisodeSampler
         for key in ("num_env_steps", "num_agent_steps", "num_vector_steps"):
             assert one.meta[key] == two.meta[key]
         left, right = one.meta["episode_metrics"], two.meta["episode_metrics"]

@@ -8,7 +8,7 @@ from rlzmq.driver.updates import SerialPipeline
 from rlzmq.envs.multi_agent_env import SyncVectorMultiAgentEnv
 from rlzmq.envs.sync_vector import LeanSyncVectorEnv
 from rlzmq.learners.learner import Learner
-from rlzmq.runners.rows_sampler import Sampler
+from rlzmq.runners.sampler import Sampler
 
 
 def envs(single: LeanSyncVectorEnv, multi: SyncVectorMultiAgentEnv) -> tuple[interfaces.Env, ...]:
