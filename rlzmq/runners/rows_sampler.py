@@ -51,6 +51,7 @@ class RowsSampler(Sampler):
         self._env_to_module = env_to_module
         self._has_pieces = bool(env_to_module.writers or env_to_module.readers)
         self._normalize = runner.module_to_env.normalize
+        self._source = self.stepper.source
 
     # -- between fragments ---------------------------------------------------------------------
 
@@ -146,7 +147,7 @@ class RowsSampler(Sampler):
         return self._to_env({Columns.ACTIONS: actions, Columns.ACTIONS_FOR_ENV: actions})
 
     def _step(self, actions: Any) -> Any:
-        return self.stepper.source.step_sparse(actions)
+        return self._source.step_sparse(actions)
 
     def _add(self, results: Any) -> None:
         observations, rewards, terminated, truncated, infos = results
@@ -155,7 +156,7 @@ class RowsSampler(Sampler):
         self._write_rewards(slot, rewards)
         self._terminated[step] = terminated
         self._truncated[step] = truncated
-        if self.stepper.source.failed:
+        if self._source.failed:
             self._mark_failures()
         self._num_env_steps += self.num_envs - self._num_resetting
         if infos:
@@ -274,7 +275,7 @@ class RowsSampler(Sampler):
         """Truncate the episodes of recreated envs before this step, which becomes a reset."""
         step = self._num_steps
         failed = np.zeros(self.num_envs, np.bool_)
-        failed[self.stepper.source.failed] = True
+        failed[self._source.failed] = True
         for index in np.flatnonzero(failed & ~self._needs_reset).tolist():
             self._num_failures += 1
             if step == 0:

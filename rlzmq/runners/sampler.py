@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import abc
 import logging
+import sys
 import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -57,21 +58,26 @@ class SampleRequest:
     num_episodes: int | None = None
     ends_at: float | None = None
 
-    def is_fulfilled(self, num_vector_steps: int, num_steps: int, num_ends: int) -> bool:
-        """Return whether nothing is left to sample.
+    def num_more_vector_steps(
+        self, num_vector_steps: int, num_steps: int, num_ends: int, most_per_vector_step: int
+    ) -> int:
+        """Return a number of vector steps that are certainly left to make; 0 when the request is fulfilled.
 
         Args:
             num_vector_steps: Vector steps made so far.
             num_steps: Env steps so far, without autoreset steps; agent steps if ``num_timesteps`` counts those.
             num_ends: Number of episodes that have ended so far.
+            most_per_vector_step: Maximum number of these steps per vector step.
         """
         if self.num_vector_steps is not None:
-            return num_vector_steps >= self.num_vector_steps or (
-                self.ends_at is not None and num_vector_steps > 0 and time.perf_counter() >= self.ends_at
-            )
+            num_left = self.num_vector_steps - num_vector_steps
+            if self.ends_at is None:
+                return num_left
+            is_late = num_vector_steps > 0 and time.perf_counter() >= self.ends_at
+            return 0 if is_late else min(num_left, 1)
         if self.num_timesteps is not None:
-            return num_steps >= self.num_timesteps
-        return num_ends >= (self.num_episodes or 0)
+            return max(-(-(self.num_timesteps - num_steps) // most_per_vector_step), 0)
+        return int(num_ends < (self.num_episodes or 0))
 
     def num_vector_steps_expected(self, num_envs: int) -> int:
         """Return the number of vector steps to allocate at first."""
@@ -132,44 +138,49 @@ class Sampler(abc.ABC):
         self._num_steps = self._num_env_steps = self._num_agent_steps = self._num_ends = 0
         self._begin_s = self._warned_s = clock()
         self._begin_fragment()
-        steps_before, num_workers = runner.global_env_steps, max(runner.num_workers, 1)
+        env_steps_before, num_workers = runner.global_env_steps, max(runner.num_workers, 1)
+        num_steps_ever = self._num_steps_ever
+        most_per_vector_step = sys.maxsize if self._counts_agent_steps else self.num_envs
         loop_s = clock()
-        while not request.is_fulfilled(
+        while num_more := request.num_more_vector_steps(
             self._num_steps,
             self._num_agent_steps if self._counts_agent_steps else self._num_env_steps,
             self._num_ends,
+            most_per_vector_step,
         ):
-            timed = not self._num_steps_ever & (_STEPS_PER_TIMED - 1)
-            if timed:
-                begin_s = inferred_s = clock()
-                if request.num_episodes is not None and not self._num_ends:
-                    self._warn_if_endless(begin_s)
-            if request.random_actions:
-                actions = self._random_actions()
-            else:
-                outputs = self._infer(steps_before + self._num_env_steps * num_workers)
+            if request.num_episodes is not None and not self._num_ends:
+                self._warn_if_endless()
+            for _ in range(num_more):
+                timed = not (num_steps_ever + self._num_steps) & (_STEPS_PER_TIMED - 1)
                 if timed:
-                    inferred_s = clock()
-                actions = self._to_env(outputs)
-            if timed:
-                acted_s = clock()
-            results = self._step(actions)
-            if timed:
-                stepped_s = clock()
-            self._add(results)
-            if timed:
-                timers.add_stage(INFERENCE_TIMER, begin_s, inferred_s)
-                timers.add_stage(MODULE_TO_ENV_TIMER, inferred_s, acted_s)
-                timers.add_stage(ENV_STEP_TIMER, acted_s, stepped_s)
-                timers.add_stage(ENV_TO_MODULE_TIMER, stepped_s, clock())
-            self._note_ends()
-            self._num_steps += 1
-            self._num_steps_ever += 1
+                    begin_s = inferred_s = clock()
+                if request.random_actions:
+                    actions = self._random_actions()
+                else:
+                    outputs = self._infer(env_steps_before + self._num_env_steps * num_workers)
+                    if timed:
+                        inferred_s = clock()
+                    actions = self._to_env(outputs)
+                if timed:
+                    acted_s = clock()
+                results = self._step(actions)
+                if timed:
+                    stepped_s = clock()
+                self._add(results)
+                if timed:
+                    timers.add_stage(INFERENCE_TIMER, begin_s, inferred_s)
+                    timers.add_stage(MODULE_TO_ENV_TIMER, inferred_s, acted_s)
+                    timers.add_stage(ENV_STEP_TIMER, acted_s, stepped_s)
+                    timers.add_stage(ENV_TO_MODULE_TIMER, stepped_s, clock())
+                self._note_ends()
+                self._num_steps += 1
+        self._num_steps_ever += self._num_steps
         timers.add(VECTOR_STEPS_TIMER, clock() - loop_s)
         return self._finish(), self._finished, self._num_steps
 
-    def _warn_if_endless(self, now_s: float) -> None:
+    def _warn_if_endless(self) -> None:
         """Log a warning if a request for whole episodes has seen none end for long."""
+        now_s = time.perf_counter()
         config, waited_s = self.runner.config, now_s - self._begin_s
         limit_s = _ENDLESS_S
         if config.in_evaluation and config.evaluation_sample_timeout_s is not None:

@@ -101,6 +101,15 @@ def test_force_reset_begins_new_episodes(runner_of: Any) -> None:
     assert [e.t_started for e in second] == [0, 0]
 
 
+def test_an_episode_has_random_actions_only_or_none(runner_of: Any) -> None:
+    runner = runner_of(lengths_config(100, 100))
+    samples = [runner.sample(num_timesteps=6, random_actions=random) for random in (False, True, True, False)]
+    ids = [[episode.id_ for episode in sample] for sample in samples]
+    assert ids[1] == ids[2]
+    assert len({*ids[0], *ids[1], *ids[3]}) == 6
+    assert [sample[0].t_started for sample in samples] == [0, 0, 3, 0]
+
+
 @pytest.mark.parametrize("lstm", [False, True])
 def test_any_split_into_leases_gives_the_same_trajectories(runner_of: Any, lstm: bool) -> None:
     config = random_env_config(model={"use_lstm": True} if lstm else {}, num_env_runners=2)
