@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any
 
 import gymnasium as gym
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from rlzmq.connectors.rows import window_mask
@@ -112,15 +111,14 @@ class AgentsRowsSampler(EpisodeSampler):
     def _infer(self, t: int) -> list[dict[str, Any]]:
         """Return the outputs of each module that acts; see `ModuleStep`."""
         outputs = []
-        with torch.inference_mode():
-            for store, block, rows in self._blocks:
-                is_stateful = store.module_step.is_stateful
-                state = gather_states([record.state for _, record in rows]) if is_stateful else None
-                columns, state_out = store.module_step.act(block, state, t)
-                outputs.append(columns)
-                if state_out is not None:
-                    for number, (_, record) in enumerate(rows):
-                        record.state = (state_out, number, len(rows))
+        for store, block, rows in self._blocks:
+            is_stateful = store.module_step.is_stateful
+            state = gather_states([record.state for _, record in rows]) if is_stateful else None
+            columns, state_out = store.module_step(block, state, t)
+            outputs.append(columns)
+            if state_out is not None:
+                for number, (_, record) in enumerate(rows):
+                    record.state = (state_out, number, len(rows))
         return outputs
 
     def _to_env(self, outputs: list[dict[str, Any]]) -> list[dict[Any, Any]]:

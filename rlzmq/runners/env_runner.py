@@ -261,7 +261,13 @@ class EnvRunner(TellsUncalled, Checkpointable):
         if self._is_stopped:
             raise ClosedError(f"Env runner {self.worker_index} was stopped: create a new one to sample.")
         start_s = time.perf_counter()
-        sampler = self._choose_sampler()
+        first, last = self.env_to_module, self.module_to_env
+        edits = (first.num_edits, first.time_pieces, last.num_edits, last.time_pieces)
+        made_of = (self.module, self.use_rows, first, last, *edits)
+        sampler = self._sampler
+        if sampler is None or sampler.stepper.env is not self.env or made_of != self._sampler_made_of:
+            sampler = self._choose_sampler()
+            self._sampler_made_of = made_of
         is_mixed = sampler.random_actions != request.random_actions
         if force_reset or is_mixed or not sampler.has_episodes:
             self.shared_data.clear()
@@ -312,20 +318,11 @@ class EnvRunner(TellsUncalled, Checkpointable):
         return meta
 
     def _choose_sampler(self) -> Any:
-        """Return the sampler for the current env, modules and pipelines; a new one if any of them has changed."""
-        first, last = self.env_to_module, self.module_to_env
-        edits = (first.num_edits, first.time_pieces, last.num_edits, last.time_pieces)
-        made_of = (self.module, self.use_rows, first, last, *edits)
-        if (
-            self._sampler is None
-            or self._sampler.stepper.env is not self.env
-            or made_of != self._sampler_made_of
-        ):
-            self._sampler_made_of = made_of
-            self.env_watch.attend(self.env)
-            wants_episodes = not self.callbacks.hooks.keys().isdisjoint(_EPISODE_HOOKS)
-            on_rows = self.use_rows and not wants_episodes and first.on_rows and last.on_rows
-            self._sampler = self._make_sampler(on_rows=on_rows)
+        """Make and return the sampler for the current env, modules, pipelines and callbacks."""
+        self.env_watch.attend(self.env)
+        wants_episodes = not self.callbacks.hooks.keys().isdisjoint(_EPISODE_HOOKS)
+        on_rows = self.use_rows and self.env_to_module.on_rows and self.module_to_env.on_rows
+        self._sampler = self._make_sampler(on_rows=on_rows and not wants_episodes)
         return self._sampler
 
     # -- called by samplers --------------------------------------------------------------------

@@ -119,7 +119,7 @@ class FinishedEpisodes:
 
     def leave_out_unusable(self) -> None:
         """Remove episodes without a usable return (some of their steps were left out), and unusable returns by id."""
-        if not self.returns:
+        if all(map(LARGEST.__gt__, map(abs, self.returns))):  # False for NaN
             return
         kept = [n for n, value in enumerate(self.returns) if abs(value) < LARGEST]  # False for NaN
         self.returns = [self.returns[n] for n in kept]

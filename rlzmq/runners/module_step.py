@@ -38,7 +38,6 @@ class ModuleStep:
         self.module = module
         self.is_stateful: bool = bool(module.is_stateful())
         self._generator = generator
-        self._inference_mode = torch.inference_mode()
         self._seen: Any = None
         self._seen_tensor: Any = None
         self._device = None if device is None or str(device) == "cpu" else torch.device(device)
@@ -83,11 +82,10 @@ class ModuleStep:
 
     def forward(self, batch: dict[str, Any], t: int) -> Any:
         """Return the outputs of the module's forward pass for a batch that connector pieces made."""
-        with torch.inference_mode():
-            return self._forward(batch, t=t) if self._explore else self._forward(batch)
+        return self._forward(batch, t=t) if self._explore else self._forward(batch)
 
     def __call__(self, observations: object, state: object, t: int) -> tuple[dict[str, Any], Any]:
-        """Compute actions.
+        """Compute actions, in torch's inference mode.
 
         Args:
             observations: Tree of arrays ``[N, ...]``; not modified, and read before the call returns.
@@ -100,15 +98,6 @@ class ModuleStep:
         Raises:
             ValueError: The module's outputs lack the columns for actions, or a state.
         """
-        guard = self._inference_mode
-        guard.__enter__()
-        try:
-            return self.act(observations, state, t)
-        finally:
-            guard.__exit__(None, None, None)
-
-    def act(self, observations: object, state: object, t: int) -> tuple[dict[str, Any], Any]:
-        """Compute actions like `__call__`, which only adds torch's inference mode."""
         if observations is self._seen:
             inputs = self._seen_tensor  # shares the array's memory
         elif type(observations) is np.ndarray:

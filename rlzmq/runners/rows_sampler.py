@@ -97,7 +97,13 @@ class RowsSampler(Sampler):
         self._num_slots = 0  # for vector steps
         # terminated, truncated: [T, N] of the fragment
         self._flags = np.zeros((2, 0, num_envs), np.bool_)
-        self._make_room(max(self._request.num_vector_steps_expected(num_envs), 1))
+        num_steps, request = 256, self._request
+        if request.num_vector_steps is not None:
+            num_steps = request.num_vector_steps
+        elif request.num_timesteps is not None:
+            num_steps = -(-request.num_timesteps // num_envs)
+            num_steps += num_steps // 8 + 2  # autoresets use some slots
+        self._make_room(num_steps)
         self._starts_with_reset = self._needs_reset.copy()
         self._infos = dict(self._carried_infos)
         self._num_failures = 0
@@ -134,7 +140,9 @@ class RowsSampler(Sampler):
             self._make_room(2 * step)
         writers = self._writers
         if writers is None or (not step and outputs.keys() != writers.keys()):
-            writers = self._writers = self._output_writers(outputs)
+            writers = self._writers = {}
+            for name, values in outputs.items():
+                writers[name] = self._block.writer(name, values)
         if len(outputs) != len(writers):
             raise self._changed_outputs(outputs, writers)
         slot = self._first_slot + step
@@ -250,19 +258,6 @@ class RowsSampler(Sampler):
         self._rows.move_to(slot, is_first=is_first, num_previous=num_previous)
         return self._env_to_module.write(observations, self._rows)
 
-    def _output_writers(self, outputs: dict[str, Any]) -> dict[str, Writer]:
-        """Return writers for the model outputs' columns."""
-        writers = {}
-        for name, values in outputs.items():
-            for leaf in tree_leaves(values):
-                if leaf.shape[:1] != (self.num_envs,):
-                    raise ValueError(
-                        f"Model output {name!r} of {type(self.runner.module).__name__} has shape "
-                        f"{leaf.shape}, expected its first dimension to be the {self.num_envs} environments."
-                    )
-            writers[name] = self._block.writer(name, values)
-        return writers
-
     def _changed_outputs(self, outputs: dict[str, Any], writers: dict[str, Writer]) -> ValueError:
         odd = sorted(set(outputs) ^ set(writers))
         return ValueError(
@@ -345,7 +340,16 @@ class ColumnBlock:
             name: The column.
             example: Such values. A new column of zeros gets their shapes and dtypes, an older one their dtypes (actions
                 may have been sampled from the action space before). None: the column stays as it is.
+
+        Raises:
+            ValueError: The example is not of all environments.
         """
+        for leaf in () if example is None else tree_leaves(example):
+            if leaf.shape[:1] != (self.num_envs,):
+                raise ValueError(
+                    f"Column {name!r} has shape {leaf.shape}, expected its first dimension to be "
+                    f"the {self.num_envs} environments."
+                )
         column = self.columns.get(name)
         if column is None:
             lead = (self.num_envs, self.num_slots)

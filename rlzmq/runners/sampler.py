@@ -15,6 +15,8 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import torch
+
 from rlzmq.core.metrics import (
     ENV_STEP_TIMER,
     ENV_TO_MODULE_TIMER,
@@ -79,15 +81,6 @@ class SampleRequest:
             return max(-(-(self.num_timesteps - num_steps) // most_per_vector_step), 0)
         return int(num_ends < (self.num_episodes or 0))
 
-    def num_vector_steps_expected(self, num_envs: int) -> int:
-        """Return the number of vector steps to allocate at first."""
-        if self.num_vector_steps is not None:
-            return self.num_vector_steps
-        if self.num_timesteps is not None:
-            least = -(-self.num_timesteps // num_envs)
-            return least + least // 8 + 2  # autoresets use some slots
-        return 256
-
 
 class Sampler(abc.ABC):
     """Samples fragments of the runner's environments; episodes continue from one fragment to the next.
@@ -139,7 +132,7 @@ class Sampler(abc.ABC):
         self._begin_s = self._warned_s = clock()
         self._begin_fragment()
         env_steps_before, num_workers = runner.global_env_steps, max(runner.num_workers, 1)
-        num_steps_ever = self._num_steps_ever
+        num_steps_ever, inference_mode = self._num_steps_ever, torch.inference_mode()
         most_per_vector_step = sys.maxsize if self._counts_agent_steps else self.num_envs
         loop_s = clock()
         while num_more := request.num_more_vector_steps(
@@ -157,7 +150,8 @@ class Sampler(abc.ABC):
                 if request.random_actions:
                     actions = self._random_actions()
                 else:
-                    outputs = self._infer(env_steps_before + self._num_env_steps * num_workers)
+                    with inference_mode:
+                        outputs = self._infer(env_steps_before + self._num_env_steps * num_workers)
                     if timed:
                         inferred_s = clock()
                     actions = self._to_env(outputs)
