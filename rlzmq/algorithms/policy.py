@@ -273,7 +273,8 @@ class Policy(AnswersSynonyms):
         rows = ColumnRows({}, 0, is_first=is_first, num_previous=np.zeros(num, np.int64))
         stored = to_module.write(observations, rows)
         step.begin(explore=explore)
-        columns, _ = step(to_module.read(stored, rows), None, self.num_env_steps_sampled)
+        with torch.inference_mode():
+            columns, _ = step(to_module.read(stored, rows), None, self.num_env_steps_sampled)
         if Columns.ACTIONS_FOR_ENV in columns:
             return columns[Columns.ACTIONS_FOR_ENV]
         actions = columns[Columns.ACTIONS]

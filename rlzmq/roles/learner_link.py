@@ -412,7 +412,8 @@ def module_outputs(module: RLModule, *, explore: bool) -> dict[str, Any]:
             step = ModuleStep(own, torch.Generator())
             step.begin(explore=explore)
             state = step.initial_state(_NUM_ROWS) if step.is_stateful else None
-            columns, _ = step(tree_stack([space.sample() for _ in range(_NUM_ROWS)]), state, 0)
+            with torch.inference_mode():
+                columns, _ = step(tree_stack([space.sample() for _ in range(_NUM_ROWS)]), state, 0)
     except Exception as error:
         _log.debug("no trial step of module %s: %s", type(module).__name__, error)
         return {}
