@@ -28,32 +28,57 @@ class FailingRunner(Protocol):
 
     config: BaseConfig
     worker_index: int
-    num_env_failures: int
-    num_failures_in_a_row: int
+    env: Any
 
     def describe_envs(self) -> str: ...
 
+    def env_seed(self, *coordinates: int) -> int | None: ...
+
 
 class EnvFailures:
-    """Counts the failures of a runner's environments and decides how to handle each."""
+    """Counts the failures of a runner's environments and decides how to handle each.
+
+    Attributes:
+        num: Number of failures over the runner's lifetime.
+        num_in_a_row: Number of failures since an episode ended normally.
+    """
 
     def __init__(self, runner: FailingRunner) -> None:
+        self.num = 0
+        self.num_in_a_row = 0
         self._runner = runner
         self._times: deque[float] = deque()
         self._num_by_place: Counter[tuple[str, str]] = Counter()
         self._last_kind: tuple[type, str] | None = None  # of the last failure, if in an episode's first step
 
+    def recover(self, index: int, where: str, error: Exception) -> int | None:
+        """Return the seed for the environment that replaces a failed one; see `count`."""
+        self.count(error, index, where, self._runner.env.way_of(index))
+        return self._runner.env_seed(index, self.num)
+
     def count(
-        self, error: BaseException, env_index: int | None, where: str, way: Reproduction | None
+        self, error: BaseException, env_index: int | None, where: str, way: Reproduction | None = None
     ) -> None:
-        """See `EnvRunner.count_env_failure`."""
+        """Count an environment's exception. Return if the environment should be recreated, else raise an error.
+
+        Args:
+            error: The environment's exception.
+            env_index: Index of the environment; None if unknown.
+            where: "step" or "reset".
+            way: The reset and the actions that led to it, if known.
+
+        Raises:
+            EnvError: ``config.restart_failed_sub_environments`` is off; or there were more consecutive
+                failures than ``config.num_consecutive_env_runner_failures_tolerance``, or more in 60 s than
+                ``config.env_failures_per_minute_tolerance``. Its cause is ``error``, its ``way_there`` is `way`.
+        """
         runner = self._runner
         config = runner.config
         end_if_out_of_memory(error, f"env runner {runner.worker_index}")
         if isinstance(error, ExitRaisedError):  # from an environment's subprocess; a new one would exit too
             raise error
-        runner.num_env_failures += 1
-        runner.num_failures_in_a_row += 1
+        self.num += 1
+        self.num_in_a_row += 1
         head = self._head(error, env_index, where)
         if expected := _interface_of(error, where):  # a new environment would do the same
             self._stop(head, f"{expected} Correct {resolve_env(config.env).label}.", "", error, way)
@@ -76,7 +101,7 @@ class EnvFailures:
                 error,
                 way,
             )
-        in_a_row = runner.num_failures_in_a_row
+        in_a_row = self.num_in_a_row
         tolerance = config.num_consecutive_env_runner_failures_tolerance
         if in_a_row > tolerance:
             self._stop(

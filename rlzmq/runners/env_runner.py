@@ -15,7 +15,6 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any, ClassVar, NoReturn
 
 import gymnasium as gym
-import numpy as np
 import torch
 
 from rlzmq.config.base_config import BaseConfig
@@ -29,8 +28,7 @@ from rlzmq.core.metrics import NUM_VECTOR_STEPS_PER_SAMPLE, MetricsLogger, Reduc
 from rlzmq.core.signatures import TellsUncalled
 from rlzmq.core.update_plan import derive_seed
 from rlzmq.envs.registry import EnvContext
-from rlzmq.envs.sync_vector import Reproduction
-from rlzmq.episodes.bad_values import BadChunks, BadValue
+from rlzmq.episodes.bad_values import BadChunks
 from rlzmq.episodes.columns import DEFAULT_MODULE_ID
 from rlzmq.episodes.episode_batch import EpisodeBatch
 from rlzmq.modules.multi_rl_module import MultiRLModule
@@ -93,7 +91,7 @@ class EnvRunner(TellsUncalled, Checkpointable):
         timers: Seconds per stage of the current sample call.
         weights_seq_no: The version of the weights in use, stored with each step.
         generator: The torch generator of all action sampling.
-        num_failures_in_a_row: Number of failures of environments since an episode ended normally.
+        failures: Counts failures of environments and decides about each.
         env_watch: Watches calls of environments; by default without a thread.
     """
 
@@ -140,9 +138,7 @@ class EnvRunner(TellsUncalled, Checkpointable):
             self.generator.seed()
         else:
             self.generator.manual_seed(derive_seed(self.seed, "policy", self.stream_index, incarnation))
-        self.num_env_failures = 0
-        self.num_failures_in_a_row = 0
-        self._failures = EnvFailures(self)
+        self.failures: EnvFailures = EnvFailures(self)
         self._num_env_steps_lifetime_base = 0
         self._num_env_steps_since_base = 0
         self._num_envs_made = 0
@@ -547,48 +543,6 @@ class EnvRunner(TellsUncalled, Checkpointable):
             )
         return [func(self.env)]
 
-    def count_env_failure(
-        self, error: BaseException, env_index: int | None, where: str, way: Reproduction | None = None
-    ) -> None:
-        """Count an environment's exception. Return if the environment should be recreated, else raise an error.
-
-        Args:
-            error: The environment's exception.
-            env_index: Index of the environment; None if unknown.
-            where: "step" or "reset".
-            way: The reset and the actions that led to it, if known.
-
-        Raises:
-            EnvError: ``config.restart_failed_sub_environments`` is off; or there were more consecutive
-                failures than ``config.num_consecutive_env_runner_failures_tolerance``, or more in 60 s than
-                ``config.env_failures_per_minute_tolerance``. Its cause is ``error``, its ``way_there`` is `way`.
-        """
-        self._failures.count(error, env_index, where, way)
-
-    def recover_env(self, index: int, where: str, error: Exception) -> int | None:
-        """Return the seed for the environment that replaces a failed one; see `count_env_failure`."""
-        self.count_env_failure(error, index, where, self.env.way_of(index))
-        return self.env_seed(index, self.num_env_failures)
-
-    def way_to(self, batch: Any, value: BadValue) -> Reproduction | None:
-        """Return the steps that led an environment to a value in the last sampled batch, if known.
-
-        Args:
-            batch: All chunks of the sample; those of one environment in chronological order.
-            value: The value.
-        """
-        way_of = getattr(self.env, "way_of", None)
-        way: Reproduction | None = None if way_of is None else way_of(value.env_index)
-        if way is None:
-            return None
-        own = np.flatnonzero(batch.env_index == value.env_index)
-        later = own[own > value.episode]
-        is_over = batch.terminated[own[-1]] or batch.truncated[own[-1]]
-        was_reset = int(is_over and not self.env.needs_reset[value.env_index])
-        num_left = int(batch.t_started[value.episode] + batch.length[value.episode]) - value.num_env_steps
-        # The reset between two episodes takes a step.
-        return way.before(num_left + int(batch.length[later].sum()) + len(later) + was_reset)
-
     # -- counters and metrics ------------------------------------------------------------------
 
     @property
@@ -610,8 +564,8 @@ class EnvRunner(TellsUncalled, Checkpointable):
         states = self.episode_metrics.states()
         result = self.episode_metrics.reduce()
         result["weights_seq_no"] = self.weights_seq_no
-        if self.num_env_failures:
-            result["num_env_failures_lifetime"] = self.num_env_failures
+        if self.failures.num:
+            result["num_env_failures_lifetime"] = self.failures.num
         logged = self.metrics.compile()
         result.update(logged)
         self._told = dict(result), logged.states

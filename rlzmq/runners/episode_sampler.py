@@ -223,7 +223,7 @@ class EpisodeSampler(Sampler):
                     "on_episode_start" if index in self._starting else "on_episode_step", episode, index
                 )
             if episode.is_done:
-                self.runner.num_failures_in_a_row = 0
+                self.runner.failures.num_in_a_row = 0
                 self._finish_episode(index, episode, self._num_steps)
                 if self._request.num_episodes is not None and self._num_ends >= self._request.num_episodes:
                     return

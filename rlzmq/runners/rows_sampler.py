@@ -185,7 +185,7 @@ class RowsSampler(Sampler):
         self._needs_reset = needs_reset = self._terminated[step] | self._truncated[step]
         self._num_resetting = num_ends = needs_reset.tobytes().count(1)
         if num_ends:
-            self.runner.num_failures_in_a_row = 0
+            self.runner.failures.num_in_a_row = 0
             self._num_ends += num_ends
 
     def _finish(self) -> EpisodeBatch:

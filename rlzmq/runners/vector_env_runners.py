@@ -50,7 +50,7 @@ class VectorStepper:
     by env index, without empty ones.
 
     Args:
-        runner: Owner of ``env``; its ``count_env_failure`` handles exceptions.
+        runner: Owner of ``env``; its ``failures`` decide about exceptions.
 
     Attributes:
         source: The object whose ``step_sparse`` and ``failed`` the hot loop uses directly.
@@ -65,7 +65,7 @@ class VectorStepper:
         self._lean: LeanSyncVectorEnv | None = None
         if type(self.env) is LeanSyncVectorEnv:
             self._lean = self.env
-            self._lean.recover = runner.recover_env
+            self._lean.recover = runner.failures.recover
         self.source: Any = self if self._lean is None else self._lean
         self._was_checked = False
         self.failed: list[int] = []
@@ -77,7 +77,7 @@ class VectorStepper:
             seed: Environment i gets ``seed + i``; None: the generators continue.
 
         Raises:
-            EnvError: An environment raised an error (see ``EnvRunner.count_env_failure``), or its first
+            EnvError: An environment raised an error (see `EnvFailures.count`), or its first
                 observation does not fit its space.
         """
         self.failed = []
@@ -123,7 +123,7 @@ class VectorStepper:
             observations, rewards, terminated, truncated, dense = self.env.step(actions)
         except Exception as error:
             self._remake(error, "step")
-            observations, infos = self.reset(self._runner.env_seed(self._runner.num_env_failures))
+            observations, infos = self.reset(self._runner.env_seed(self._runner.failures.num))
             self.failed = list(range(self.num_envs))
             nothing = np.zeros(self.num_envs, np.bool_)
             return observations, np.zeros(self.num_envs), nothing, nothing, infos
@@ -229,7 +229,7 @@ class VectorStepper:
 
     def _remake(self, error: Exception, where: str) -> None:
         """Recreate the whole vector env, since it cannot tell which of its environments raised the error."""
-        self._runner.count_env_failure(error, None, where)
+        self._runner.failures.count(error, None, where)
         close_env(self.env, self._runner.worker_index)
         self.env = self._runner.remake_env()
 
@@ -467,7 +467,7 @@ class MultiAgentEnvRunner(EnvRunner):
             mode=self.config.gym_env_vectorize_mode,
             context=context,
         )
-        env.recover = self.recover_env
+        env.recover = self.failures.recover
         return env
 
     @property

@@ -106,7 +106,7 @@ def test_an_env_may_ask_to_be_recreated_without_a_log(make_runner: Any, caplog: 
     runner = make_runner({"fails_at": 3, "failing": [0]}, env=env)
     with caplog.at_level(logging.WARNING, logger="rlzmq.runners"):
         runner.sample_lease(4)
-    assert runner.num_env_failures == 1
+    assert runner.failures.num == 1
     assert caplog.text == ""
 
 
@@ -119,7 +119,7 @@ def test_five_failures_within_a_minute_stop_the_run_and_say_how_to_reproduce_the
     assert "Environment 1 of env runner 0 raised RuntimeError in step(): the simulator broke" in text
     assert f"reset(seed={way.seed}), then 4 steps" in text
     assert str(way.actions) in text
-    assert runner.num_env_failures == 5
+    assert runner.failures.num == 5
     assert way.seed == runner.env_seed(1, 4)  # of the environment that replaced the fourth
 
 

@@ -173,7 +173,7 @@ def test_a_failing_env_is_recreated_and_its_episode_ends_truncated(fused: bool) 
         batch = runner.sample(num_timesteps=100)
         assert batch.num_env_steps >= 100
         assert_equal(batch, other.sample(num_timesteps=100))
-    assert runner.num_env_failures == other.num_env_failures > 0
+    assert runner.failures.num == other.failures.num > 0
 
 
 def test_metrics_tell_agents_and_modules_apart() -> None:
