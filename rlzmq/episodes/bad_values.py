@@ -197,7 +197,7 @@ class SamplingRunner(Protocol):
     """What `BadChunks` needs of an env runner."""
 
     worker_index: int
-    env: Any
+    failures: Any
 
     def drop_unfinished_episodes(self) -> None: ...
 
@@ -280,28 +280,14 @@ class BadChunks:
         )
         self._told_at, self._num_untold = now, 0
 
-    def _best_known(self, batch: Any, found: BadValues) -> tuple[BadValue, object]:
+    def _best_known(self, batch: object, found: BadValues) -> tuple[BadValue, object]:
         """Return a value that can be reproduced, if there is one, else the first value."""
         of_envs = [value for value in found.values if value.is_of_env][:_MAX_LOOKED_AT]
         for value in of_envs:
-            way = self._way_to(batch, value)
+            way = self._runner.failures.way_to(batch, value)
             if way is not None:
                 return value, way
         return (of_envs or found.values)[0], None
-
-    def _way_to(self, batch: Any, value: BadValue) -> object:
-        """Return the steps that led an environment to a value in the last sampled batch, if they are known."""
-        env = self._runner.env
-        way = env.way_of(value.env_index) if hasattr(env, "way_of") else None
-        if way is None:
-            return None
-        own = np.flatnonzero(batch.env_index == value.env_index)
-        later = own[own > value.episode]
-        is_over = batch.terminated[own[-1]] or batch.truncated[own[-1]]
-        was_reset = int(is_over and not env.needs_reset[value.env_index])
-        num_left = int(batch.t_started[value.episode] + batch.length[value.episode]) - value.num_env_steps
-        # The reset between two episodes takes a step.
-        return way.before(num_left + int(batch.length[later].sum()) + len(later) + was_reset)
 
     def _describe(self, value: BadValue) -> str:
         runner = self._runner

@@ -9,12 +9,15 @@ from collections import Counter, deque
 from collections.abc import Sequence
 from typing import Any, Protocol
 
+import numpy as np
+
 from rlzmq.config.base_config import BaseConfig
 from rlzmq.core.errors import EnvError, ExitRaisedError, StepFailedRecreateEnvError, cut
 from rlzmq.core.process import end_if_out_of_memory
 from rlzmq.core.tracebacks import is_of_user, place_of, shows_all_frames, user_errors
 from rlzmq.envs.registry import resolve_env
 from rlzmq.envs.sync_vector import Reproduction
+from rlzmq.episodes.bad_values import BadValue
 from rlzmq.episodes.step_values import NO_INFO
 
 __all__ = ["EnvFailures", "FailingRunner", "close_env"]
@@ -116,6 +119,25 @@ class EnvFailures:
             return
         self._check_rate(head, how, error, way)
         self._log(f"{head} The environment is recreated. {how}", error)
+
+    def way_to(self, batch: Any, value: BadValue) -> Reproduction | None:
+        """Return the steps that led an environment to a value in the last sampled batch, if known.
+
+        Args:
+            batch: All chunks of the sample; those of one environment in chronological order.
+            value: The value.
+        """
+        env = self._runner.env
+        way: Reproduction | None = env.way_of(value.env_index) if hasattr(env, "way_of") else None
+        if way is None:
+            return None
+        own = np.flatnonzero(batch.env_index == value.env_index)
+        later = own[own > value.episode]
+        is_over = batch.terminated[own[-1]] or batch.truncated[own[-1]]
+        was_reset = int(is_over and not env.needs_reset[value.env_index])
+        num_left = int(batch.t_started[value.episode] + batch.length[value.episode]) - value.num_env_steps
+        # The reset between two episodes takes a step.
+        return way.before(num_left + int(batch.length[later].sum()) + len(later) + was_reset)
 
     def _log(self, text: str, error: BaseException) -> None:
         """Log the first failure of each kind with its traceback, then only the 10th, 100th, … one."""
