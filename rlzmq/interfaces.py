@@ -41,7 +41,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
     from rlzmq.driver.updates import Accounting, UpdateResult
-    from rlzmq.runners.sampler import SampleRequest
+    from rlzmq.runners.env_runner import SampleRequest
 
 __all__ = ["Batch", "Env", "Learner", "Module", "Pipeline", "Sampler", "UpdatePipeline"]
 

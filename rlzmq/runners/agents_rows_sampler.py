@@ -472,7 +472,7 @@ class ObservationRouter:
             observed, rows, [self._env_to_module.read(own, of) for own, of in zip(stored, rows, strict=True)]
         )
 
-    def _read(self, block: Any, observed: Observed) -> object:
+    def _read(self, block: object, observed: Observed) -> object:
         """Return the readers' results for all observations of one module."""
         records = observed.records
         return self._env_to_module.read(

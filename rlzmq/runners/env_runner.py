@@ -12,6 +12,7 @@ import time
 import uuid
 import zlib
 from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass
 from typing import Any, ClassVar, NoReturn
 
 import gymnasium as gym
@@ -45,15 +46,56 @@ from rlzmq.runners.episode_metrics import (
     length_of,
     returns_of,
 )
-from rlzmq.runners.sampler import SampleRequest
 
-__all__ = ["EnvRunner"]
+__all__ = ["EnvRunner", "SampleRequest"]
 
 _log = logging.getLogger("rlzmq.runners")
 
 _KEPT = "connector pieces keep what a checkpoint has of runners, with get_state() and set_state()"
 _WATCHED = "a process that dies or hangs is replaced, see fault_tolerance()"
 _EPISODE_HOOKS = ("on_episode_created", "on_episode_start", "on_episode_step", "on_episode_end")
+
+
+@dataclass(frozen=True)
+class SampleRequest:
+    """The extent of a sampling call; exactly one of the three counts is set.
+
+    Attributes:
+        explore: Sample from the exploration distribution instead of acting greedily.
+        random_actions: Sample actions from the action space.
+        num_vector_steps: Exact number of vector steps (a lease).
+        num_timesteps: Minimum number of env steps, or of agent steps (``config.count_steps_by``).
+        num_episodes: Exact number of finished episodes.
+        ends_at: With num_vector_steps: stop after the vector step that ends after this time.perf_counter().
+    """
+
+    explore: bool
+    random_actions: bool = False
+    num_vector_steps: int | None = None
+    num_timesteps: int | None = None
+    num_episodes: int | None = None
+    ends_at: float | None = None
+
+    def num_more_vector_steps(
+        self, num_vector_steps: int, num_steps: int, num_ends: int, most_per_vector_step: int
+    ) -> int:
+        """Return a number of vector steps that are certainly left to make; 0 when the request is fulfilled.
+
+        Args:
+            num_vector_steps: Vector steps made so far.
+            num_steps: Env steps so far, without autoreset steps; agent steps if ``num_timesteps`` counts those.
+            num_ends: Number of episodes that have ended so far.
+            most_per_vector_step: Maximum number of these steps per vector step.
+        """
+        if self.num_vector_steps is not None:
+            num_left = self.num_vector_steps - num_vector_steps
+            if self.ends_at is None:
+                return num_left
+            is_late = num_vector_steps > 0 and time.perf_counter() >= self.ends_at
+            return 0 if is_late else min(num_left, 1)
+        if self.num_timesteps is not None:
+            return max(-(-(self.num_timesteps - num_steps) // most_per_vector_step), 0)
+        return int(num_ends < (self.num_episodes or 0))
 
 
 STATE_COMPONENTS = (

@@ -99,14 +99,14 @@ class EpisodeSampler(Sampler):
             for index in sorted(self._starting):
                 self._call("on_episode_start", self._episodes[index], index)
 
-    def _infer(self, t: int) -> Any:
+    def _infer(self, t: int) -> object:
         if self._to_module is None:
             return self._module_step(self._module_observations, self._states(), t)[0]
         if not self._to_module:  # no agent acts, since all environments are at an episode's end
             return None
         return self._module_step.forward(self._to_module, t)
 
-    def _to_env(self, outputs: Any) -> Any:
+    def _to_env(self, outputs: Any) -> object:
         if outputs is None:
             batch: dict[str, Any] = {Columns.ACTIONS: [{} for _ in range(self.num_envs)]}
         elif self._to_module is None:
@@ -124,11 +124,11 @@ class EpisodeSampler(Sampler):
         actions, self._acts = self.stepper.acts(batch, self.runner.weights_seq_no)
         return actions
 
-    def _random_actions(self) -> Any:
+    def _random_actions(self) -> object:
         actions, self._acts = self.stepper.random_acts(self._episodes, self.runner.weights_seq_no)
         return actions
 
-    def _states(self) -> Any:
+    def _states(self) -> object:
         """Return the module's states of all envs, leaves ``[N, ...]`` tensors; None if stateless."""
         if not self._module_step.is_stateful:
             return None
@@ -142,7 +142,7 @@ class EpisodeSampler(Sampler):
                 states.append(episode.initial_state)
         return tree_map(torch.from_numpy, tree_stack(states))
 
-    def _give_state(self, part: Any) -> None:
+    def _give_state(self, part: SingleAgentEpisode) -> None:
         """Set the module's state before the first step of an agent's chunk, if the chunk lacks it."""
         if part.initial_state is None:
             modules = self.runner.multi_rl_module
@@ -151,7 +151,7 @@ class EpisodeSampler(Sampler):
 
     # -- stepping ------------------------------------------------------------------------------
 
-    def _step(self, actions: Any) -> Sequence[tuple[Any, ...]]:
+    def _step(self, actions: object) -> Sequence[tuple[Any, ...]]:
         rows: Sequence[tuple[Any, ...]] = self.stepper.step_rows(actions)
         return rows
 

@@ -1,9 +1,16 @@
-"""Sampler: the loop of an env runner, vector step after vector step.
+"""Sampler: the loop of an env runner, vector step after vector step. RowsSampler: its form for one agent on rows.
 
 Per vector step: modules -> module-to-env pipeline -> env step -> episodes -> env-to-module pipeline. A subclass decides
-what an episode is meanwhile: `RowsSampler` writes rows of columns (one agent), `EpisodeSampler` has an object per
-ongoing episode, for connector pieces and callbacks that need one, and `AgentsRowsSampler` is its form on rows for
-several agents. All of them give identical numbers.
+what an episode is meanwhile: rows of columns (RowsSampler), an object for connector pieces and callbacks that need one
+(EpisodeSampler), or row numbers of several agents (AgentsRowsSampler). All of them give identical numbers.
+
+RowsSampler creates nothing per environment or per episode: outputs, rewards, flags and observations of a vector step
+are written into columns. The episodes are found from the flags when the fragment is complete.
+
+A fragment's columns are env-major, ``[num_envs, num_slots, ...]`` with ``num_slots = lookback + T + 1``.
+Slot ``lookback`` holds the observations at the fragment's begin; the slots before it are the last ``lookback`` slots of
+the previous fragment. The step at slot s leads to the observation at s + 1. An autoreset step is a slot between two
+chunks that belongs to neither. Between two fragments, `OngoingEpisodes` holds the totals of unfinished episodes.
 """
 
 from __future__ import annotations
@@ -12,11 +19,16 @@ import abc
 import logging
 import sys
 import time
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
+from rlzmq.connectors.rows import ColumnRows
+from rlzmq.core.errors import EnvError
 from rlzmq.core.metrics import (
     ENV_STEP_TIMER,
     ENV_TO_MODULE_TIMER,
@@ -24,12 +36,17 @@ from rlzmq.core.metrics import (
     MODULE_TO_ENV_TIMER,
     VECTOR_STEPS_TIMER,
 )
-from rlzmq.runners.episode_metrics import HOW_TO_LIMIT, FinishedEpisodes
+from rlzmq.core.tree import tree_leaves, tree_map
+from rlzmq.envs.sync_vector import SparseStep
+from rlzmq.episodes.columns import Columns
+from rlzmq.episodes.episode_batch import EpisodeBatch
+from rlzmq.runners.episode_metrics import HOW_TO_LIMIT, FinishedEpisodes, recorded_return
+from rlzmq.runners.module_step import ModuleStep, to_numpy
 
 if TYPE_CHECKING:
-    from rlzmq.runners.env_runner import EnvRunner
+    from rlzmq.runners.env_runner import EnvRunner, SampleRequest
 
-__all__ = ["SampleRequest", "Sampler"]
+__all__ = ["ColumnBlock", "RowsSampler", "Sampler", "find_chunks"]
 
 _log = logging.getLogger("rlzmq.runners")
 
@@ -39,47 +56,12 @@ _STEPS_PER_TIMED = 16
 
 _ENDLESS_S, _ENDLESS_AGAIN = 10.0, 6.0  # until the first warning; the next one comes after six times as long
 
+# Fragments of a few steps are written into the same columns one after the other, and copied out of them: making columns
+# takes longer than so few steps. The columns have room for few more, as they stay in memory.
+_FEW_STEPS = 8
+_SHARED_STEPS = 16
 
-@dataclass(frozen=True)
-class SampleRequest:
-    """The extent of a sampling call; exactly one of the three counts is set.
-
-    Attributes:
-        explore: Sample from the exploration distribution instead of acting greedily.
-        random_actions: Sample actions from the action space.
-        num_vector_steps: Exact number of vector steps (a lease).
-        num_timesteps: Minimum number of env steps, or of agent steps (``config.count_steps_by``).
-        num_episodes: Exact number of finished episodes.
-        ends_at: With num_vector_steps: stop after the vector step that ends after this time.perf_counter().
-    """
-
-    explore: bool
-    random_actions: bool = False
-    num_vector_steps: int | None = None
-    num_timesteps: int | None = None
-    num_episodes: int | None = None
-    ends_at: float | None = None
-
-    def num_more_vector_steps(
-        self, num_vector_steps: int, num_steps: int, num_ends: int, most_per_vector_step: int
-    ) -> int:
-        """Return a number of vector steps that are certainly left to make; 0 when the request is fulfilled.
-
-        Args:
-            num_vector_steps: Vector steps made so far.
-            num_steps: Env steps so far, without autoreset steps; agent steps if ``num_timesteps`` counts those.
-            num_ends: Number of episodes that have ended so far.
-            most_per_vector_step: Maximum number of these steps per vector step.
-        """
-        if self.num_vector_steps is not None:
-            num_left = self.num_vector_steps - num_vector_steps
-            if self.ends_at is None:
-                return num_left
-            is_late = num_vector_steps > 0 and time.perf_counter() >= self.ends_at
-            return 0 if is_late else min(num_left, 1)
-        if self.num_timesteps is not None:
-            return max(-(-(self.num_timesteps - num_steps) // most_per_vector_step), 0)
-        return int(num_ends < (self.num_episodes or 0))
+BoolArray = NDArray[np.bool_]
 
 
 class Sampler(abc.ABC):
@@ -117,7 +99,7 @@ class Sampler(abc.ABC):
         """Drop the unfinished episodes."""
         self.has_episodes = False
 
-    def run(self, request: SampleRequest) -> tuple[Any, FinishedEpisodes, int]:
+    def run(self, request: SampleRequest) -> tuple[EpisodeBatch, FinishedEpisodes, int]:
         """Sample what ``request`` asks for, and continue the ongoing episodes.
 
         Returns:
@@ -202,19 +184,19 @@ class Sampler(abc.ABC):
         """Prepare for the first vector step of a fragment."""
 
     @abc.abstractmethod
-    def _infer(self, t: int) -> Any:
+    def _infer(self, t: int) -> object:
         """Return the modules' outputs; `t` counts the run's env steps, for exploration schedules."""
 
     @abc.abstractmethod
-    def _to_env(self, outputs: Any) -> Any:
+    def _to_env(self, outputs: Any) -> object:
         """Store the modules' outputs as the next step's; return the vector env's actions."""
 
     @abc.abstractmethod
-    def _random_actions(self) -> Any:
+    def _random_actions(self) -> object:
         """Store random actions as the next step's; return them."""
 
     @abc.abstractmethod
-    def _step(self, actions: Any) -> Any:
+    def _step(self, actions: object) -> object:
         """Step the vector env; return what `_add` takes."""
 
     @abc.abstractmethod
@@ -226,5 +208,530 @@ class Sampler(abc.ABC):
         """Count the episodes that this vector step has ended, and prepare for their successors."""
 
     @abc.abstractmethod
-    def _finish(self) -> Any:
+    def _finish(self) -> EpisodeBatch:
         """Return the fragment's chunks; the ongoing episodes continue in new ones."""
+
+
+class RowsSampler(Sampler):
+    """Samples fragments for a runner whose pipelines run on rows."""
+
+    def __init__(self, runner: EnvRunner) -> None:
+        env_to_module = runner.env_to_module
+        super().__init__(runner, max(runner.config.episode_lookback_horizon, env_to_module.required_lookback))
+        self._module_step = ModuleStep(runner.module, runner.generator, env_to_module.device)
+        self._env_to_module = env_to_module
+        self._has_pieces = bool(env_to_module.writers or env_to_module.readers)
+        self._normalize = runner.module_to_env.normalize
+        self._source = self.stepper.source
+
+    # -- between fragments ---------------------------------------------------------------------
+
+    def reset(self) -> None:
+        num_envs, lookback = self.num_envs, self.lookback
+        observations, infos = self.stepper.reset(self.runner.take_reset_seed())
+        self._ongoing = OngoingEpisodes(num_envs, self.runner.new_episode_id)
+        self._needs_reset = np.zeros(num_envs, np.bool_)
+        self._num_resetting = 0
+        self._num_previous = np.zeros(num_envs, np.int64)
+        self._state: Any = None
+        self._carried_infos = {(index, lookback): info for index, info in infos.items()}
+        # Where the fragment is written, from the slot `_first` on, and writers of the module's outputs into it.
+        self._block = block = ColumnBlock(num_envs, lookback + 1)
+        self._first = 0
+        self._writers: dict[str, Writer] | None = None
+        self._rows = ColumnRows(
+            block.columns, 0, is_first=np.ones(num_envs, np.bool_), num_previous=self._num_previous
+        )
+        if self._env_to_module.required_lookback:  # pieces read the actions before the first one
+            block.writer(Columns.ACTIONS, self.stepper.example_actions())
+        block.writer(Columns.REWARDS, np.zeros(num_envs))
+        block.writer(Columns.WEIGHTS_VERSION, np.zeros(num_envs, np.int64))
+        stored = observations
+        if self._has_pieces:
+            stored = self._to_store(observations, lookback, np.ones(num_envs, np.bool_))
+        block.writer(Columns.OBS, stored)(lookback, stored)
+        self._module_observations = (
+            self._env_to_module.read(stored, self._rows) if self._has_pieces else observations
+        )
+        self.has_episodes = True
+
+    # -- one fragment --------------------------------------------------------------------------
+
+    def _begin_fragment(self) -> None:
+        num_envs, module_step = self.num_envs, self._module_step
+        module_step.begin(explore=self._request.explore)
+        if module_step.is_stateful and self._state is None:
+            self._state = module_step.initial_state(num_envs)
+        self._begin_state: Any = None
+        if self._state is not None:
+            self._begin_state = tree_map(lambda leaf: to_numpy(leaf).copy(), self._state)
+        self._num_slots = 0  # for vector steps
+        # terminated, truncated: [T, N] of the fragment
+        self._flags = np.zeros((2, 0, num_envs), np.bool_)
+        num_steps, request = 256, self._request
+        if request.num_vector_steps is not None:
+            num_steps = request.num_vector_steps
+        elif request.num_timesteps is not None:
+            num_steps = -(-request.num_timesteps // num_envs)
+            num_steps += num_steps // 8 + 2  # autoresets use some slots
+        self._make_room(num_steps)
+        self._starts_with_reset = self._needs_reset.copy()
+        self._infos = dict(self._carried_infos)
+        self._num_failures = 0
+
+    def _make_room(self, num_steps: int) -> None:
+        """Make room for `num_steps` vector steps of the fragment, and keep those that were made."""
+        num_before, flags, block = self._num_slots, self._flags, self._block
+        self._num_slots = num_steps
+        self._flags = np.zeros((2, num_steps, self.num_envs), np.bool_)
+        self._flags[:, :num_before] = flags
+        self._terminated, self._truncated = self._flags
+        if self._first + self.lookback + num_steps >= block.num_slots:
+            capacity = _SHARED_STEPS if num_steps <= _FEW_STEPS else num_steps
+            self._block = block = block.part(self._first, block.num_slots, self.lookback + capacity + 1)
+            self._rows.columns = block.columns
+            self._first, self._writers = 0, None
+        self._write_observations = block.writer(Columns.OBS)
+        self._write_rewards = block.writer(Columns.REWARDS)
+        self._first_slot = self._first + self.lookback
+
+    def _infer(self, t: int) -> dict[str, Any]:
+        outputs, self._state = self._module_step(self._module_observations, self._state, t)
+        return outputs
+
+    def _to_env(self, outputs: dict[str, Any]) -> object:
+        if Columns.ACTIONS_FOR_ENV in outputs:
+            for_env = outputs.pop(Columns.ACTIONS_FOR_ENV)
+        elif self._normalize is None:
+            for_env = outputs[Columns.ACTIONS]
+        else:
+            for_env = self._normalize.apply_vectorized(outputs[Columns.ACTIONS])
+        step = self._num_steps
+        if step == self._num_slots:
+            self._make_room(2 * step)
+        writers = self._writers
+        if writers is None or (not step and outputs.keys() != writers.keys()):
+            writers = self._writers = {}
+            for name, values in outputs.items():
+                writers[name] = self._block.writer(name, values)
+        if len(outputs) != len(writers):
+            raise self._changed_outputs(outputs, writers)
+        slot = self._first_slot + step
+        for name, values in outputs.items():
+            writers[name](slot, values)
+        return for_env
+
+    def _random_actions(self) -> object:
+        actions = self.stepper.sample_random_actions()
+        return self._to_env({Columns.ACTIONS: actions, Columns.ACTIONS_FOR_ENV: actions})
+
+    def _step(self, actions: object) -> object:
+        return self._source.step_sparse(actions)
+
+    def _add(self, results: SparseStep) -> None:
+        observations, rewards, terminated, truncated, infos = results
+        step = self._num_steps
+        slot = self._first_slot + step
+        self._write_rewards(slot, rewards)
+        self._terminated[step] = terminated
+        self._truncated[step] = truncated
+        if self._source.failed:
+            self._mark_failures()
+        self._num_env_steps += self.num_envs - self._num_resetting
+        if infos:
+            for index, info in infos.items():
+                self._infos[index, self.lookback + step + 1] = info
+        if self._has_pieces:
+            observations = self._to_store(observations, slot + 1, self._needs_reset)
+            self._write_observations(slot + 1, observations)
+            self._module_observations = self._env_to_module.read(observations, self._rows)
+        else:
+            self._write_observations(slot + 1, observations)
+            self._module_observations = observations
+
+    def _note_ends(self) -> None:
+        if self._num_resetting and self._state is not None:
+            self._state = self._module_step.reset_rows(self._state, np.flatnonzero(self._needs_reset))
+        step = self._num_steps
+        self._needs_reset = needs_reset = self._terminated[step] | self._truncated[step]
+        self._num_resetting = num_ends = needs_reset.tobytes().count(1)
+        if num_ends:
+            self.runner.failures.num_in_a_row = 0
+            self._num_ends += num_ends
+
+    def _finish(self) -> EpisodeBatch:
+        """Find the chunks, update the ongoing episodes and keep what the next fragment needs."""
+        block, num_steps, lookback, first = self._block, self._num_steps, self.lookback, self._first
+        request, begin_s = self._request, self._begin_s
+        num_slots = lookback + self._num_slots + 1
+        sampled = slice(first + lookback, first + lookback + num_steps)
+        block.columns[Columns.WEIGHTS_VERSION][:, sampled] = self.runner.weights_seq_no
+        if num_slots == block.num_slots:  # the block is the fragment
+            columns = block.flat()
+            self._block = block.part(num_steps, num_steps + lookback + 1)
+        else:
+            columns = block.flat(first, first + num_slots)
+            self._first += num_steps
+        terminated, truncated = self._flags[:, :num_steps]
+        if self._num_ends and not self._num_failures:
+            self._check_autoreset(terminated | truncated)
+        table = find_chunks(terminated, truncated, self._starts_with_reset)
+        if request.num_episodes is not None:
+            table = table.select(np.arange(len(table.length)) < min(request.num_episodes, table.num_finished))
+        start = table.env_index * num_slots + lookback + table.first_step
+        rewards = columns[Columns.REWARDS]
+        steps_before = np.where(table.continues, self._ongoing.steps[table.env_index], 0)
+        batch_lookback = np.minimum(steps_before, lookback)
+        initial_state = None if self._begin_state is None else self._initial_states(table)
+        duration_s = (time.perf_counter() - begin_s) * table.length / max(num_steps, 1)
+        episode_ids = self._ongoing.add_fragment(
+            table, _sums(rewards, start, table.length), begin_s, num_steps, self._finished
+        )
+        infos = {}
+        for (index, slot), info in self._infos.items():
+            infos[index * num_slots + slot] = info
+        ends = (start + table.length)[: table.num_finished].tolist()
+        for n, end in enumerate(ends if infos else (), len(self._finished.returns) - len(ends)):
+            if (recorded := recorded_return(infos.get(end, {}))) is not None:
+                self._finished.returns[n] = recorded
+        batch = EpisodeBatch(
+            columns=columns,
+            start=start,
+            length=table.length,
+            lookback=batch_lookback,
+            t_started=steps_before,
+            terminated=table.terminated,
+            truncated=table.truncated,
+            env_index=table.env_index,
+            episode_ids=episode_ids,
+            initial_state=initial_state,
+            duration_s=duration_s,
+            infos=infos,
+            observation_space=self._env_to_module.stored_observation_space,
+            action_space=self.runner.env.single_action_space,
+        )
+        if request.num_episodes is not None:
+            self.forget()
+        else:
+            self._carried_infos = {}
+            for (index, slot), info in self._infos.items():
+                if slot >= num_steps:
+                    self._carried_infos[index, slot - num_steps] = info
+        return batch
+
+    # -- off the hot path ----------------------------------------------------------------------
+
+    def _to_store(self, observations: object, slot: int, is_first: BoolArray) -> object:
+        """Return what the pieces make of observations, and move the rows there; readers come after storing."""
+        self._num_previous += 1
+        self._num_previous[is_first] = 0
+        num_previous = np.minimum(self._num_previous, slot - self._first)
+        self._rows.move_to(slot, is_first=is_first, num_previous=num_previous)
+        return self._env_to_module.write(observations, self._rows)
+
+    def _changed_outputs(self, outputs: dict[str, Any], writers: dict[str, Writer]) -> ValueError:
+        odd = sorted(set(outputs) ^ set(writers))
+        return ValueError(
+            f"{type(self.runner.module).__name__} returned the columns {sorted(outputs)} at vector step "
+            f"{self._num_steps} of a fragment, but {sorted(writers)} before: {', '.join(map(repr, odd))} must be there "
+            "at every step or never."
+        )
+
+    def _mark_failures(self) -> None:
+        """Truncate the episodes of recreated envs before this step, which becomes a reset."""
+        step = self._num_steps
+        failed = np.zeros(self.num_envs, np.bool_)
+        failed[self._source.failed] = True
+        for index in np.flatnonzero(failed & ~self._needs_reset).tolist():
+            self._num_failures += 1
+            if step == 0:
+                self._starts_with_reset[index] = True
+                self._ongoing.close(index, self._finished)
+                continue
+            self._truncated[step - 1, index] = True
+            was_resetting = (
+                self._starts_with_reset[index] if step == 1 else self._flags[:, step - 2, index].any()
+            )
+            self._num_ends += not was_resetting
+        self._needs_reset = self._needs_reset | failed
+        self._num_resetting = int(np.count_nonzero(self._needs_reset))
+
+    def _check_autoreset(self, done: BoolArray) -> None:
+        after = np.concatenate([self._starts_with_reset[None], done[:-1]])
+        if (done & after).any():
+            step, index = np.argwhere(done & after)[0].tolist()
+            raise EnvError(
+                f"Environment {index} of env runner {self.runner.worker_index} reported an episode's end at "
+                f"vector step {step} of this fragment, directly after another end. In NEXT_STEP autoreset "
+                "that step is the reset, with terminated and truncated False: does the vector env really "
+                "autoreset in this mode?"
+            )
+
+    def _initial_states(self, table: ChunkTable) -> object:
+        """Return the module's state before each chunk's first step, leaves ``[C, ...]``."""
+        from_before = table.first_step == 0
+
+        def pick(begin: NDArray[Any], initial: object) -> NDArray[Any]:
+            picked = begin[table.env_index]
+            picked[~from_before] = to_numpy(initial)
+            return picked
+
+        return tree_map(pick, self._begin_state, self._module_step.initial_row)
+
+
+def _sums(values: NDArray[Any], start: NDArray[np.int64], length: NDArray[np.int64]) -> NDArray[np.float64]:
+    """Return the sums of the disjoint slices ``start … start + length - 1``; no slice contains the last slot."""
+    if len(start) == 0:
+        return np.zeros(0)
+    if len(start) == 1:
+        begin = int(start[0])
+        return np.add.reduceat(values[begin : begin + int(length[0])], [0], dtype=np.float64)
+    order = np.argsort(start)
+    bounds = np.stack([start[order], start[order] + length[order]], axis=1).reshape(-1)
+    sums = np.empty(len(start))
+    sums[order] = np.add.reduceat(values, bounds, dtype=np.float64)[::2]
+    return sums
+
+
+Writer = Callable[[int, Any], None]
+
+
+@dataclass
+class ColumnBlock:
+    """Columns by name, each a tree of arrays ``[num_envs, num_slots, ...]``."""
+
+    num_envs: int
+    num_slots: int
+    columns: dict[str, Any] = field(default_factory=dict)
+
+    def writer(self, name: str, example: object = None) -> Writer:
+        """Return ``write(slot, values)`` for values ``[num_envs, ...]`` of a column.
+
+        Args:
+            name: The column.
+            example: Such values. A new column of zeros gets their shapes and dtypes, an older one their dtypes (actions
+                may have been sampled from the action space before). None: the column stays as it is.
+
+        Raises:
+            ValueError: The example is not of all environments.
+        """
+        for leaf in () if example is None else tree_leaves(example):
+            if leaf.shape[:1] != (self.num_envs,):
+                raise ValueError(
+                    f"Column {name!r} has shape {leaf.shape}, expected its first dimension to be "
+                    f"the {self.num_envs} environments."
+                )
+        column = self.columns.get(name)
+        if column is None:
+            lead = (self.num_envs, self.num_slots)
+            column = tree_map(lambda leaf: np.zeros((*lead, *leaf.shape[1:]), leaf.dtype), example)
+        elif example is not None:
+            column = tree_map(lambda leaf, like: leaf.astype(like.dtype, copy=False), column, example)
+        self.columns[name] = column
+        if isinstance(column, np.ndarray):
+            write: Writer = column.swapaxes(0, 1).__setitem__
+            return write
+        rows = [leaf.swapaxes(0, 1) for leaf in tree_leaves(column)]
+
+        def write_tree(slot: int, values: object) -> None:
+            for row, value in zip(rows, tree_leaves(values), strict=True):
+                row[slot] = value
+
+        return write_tree
+
+    def part(self, begin: int, end: int, num_slots: int | None = None) -> ColumnBlock:
+        """Return a block that begins with copies of the slots ``begin … end - 1``.
+
+        Args:
+            begin, end: The slots.
+            num_slots: The block's slots, of which further ones are zeros; None: only those that are copied.
+        """
+        part = ColumnBlock(self.num_envs, end - begin if num_slots is None else num_slots)
+
+        def cut(leaf: NDArray[Any]) -> NDArray[Any]:
+            if num_slots is None:
+                return leaf[:, begin:end].copy()
+            larger = np.zeros((leaf.shape[0], num_slots, *leaf.shape[2:]), leaf.dtype)
+            larger[:, : end - begin] = leaf[:, begin:end]
+            return larger
+
+        for name, column in self.columns.items():
+            part.columns[name] = tree_map(cut, column)
+        return part
+
+    def flat(self, begin: int = 0, end: int | None = None) -> dict[str, Any]:
+        """Return the columns as ``[num_envs * num_slots, ...]``: views, or copies of the slots ``begin … end - 1``."""
+
+        def flatten(leaf: NDArray[Any]) -> NDArray[Any]:
+            kept = leaf if end is None else leaf[:, begin:end].copy()
+            return kept.reshape(-1, *leaf.shape[2:])
+
+        columns: dict[str, Any] = tree_map(flatten, self.columns)
+        return columns
+
+
+@dataclass
+class ChunkTable:
+    """Positions of a fragment's chunks: finished ones by (step, env), then ongoing ones by env.
+
+    Attributes:
+        env_index: int64[C].
+        first_step: int64[C], first step, counted from the fragment's begin.
+        length: int64[C], number of steps.
+        terminated, truncated: bool[C].
+        continues: bool[C], whether the chunk's episode began before the fragment.
+        num_finished: Number of chunks that ended their episode.
+    """
+
+    env_index: NDArray[np.int64]
+    first_step: NDArray[np.int64]
+    length: NDArray[np.int64]
+    terminated: NDArray[np.bool_]
+    truncated: NDArray[np.bool_]
+    continues: NDArray[np.bool_]
+    num_finished: int
+
+    def select(self, mask: NDArray[np.bool_]) -> ChunkTable:
+        """Return the chunks where ``mask`` is True."""
+        return ChunkTable(
+            self.env_index[mask],
+            self.first_step[mask],
+            self.length[mask],
+            self.terminated[mask],
+            self.truncated[mask],
+            self.continues[mask],
+            int(mask[: self.num_finished].sum()),
+        )
+
+
+def find_chunks(
+    terminated: NDArray[np.bool_], truncated: NDArray[np.bool_], starts_with_reset: NDArray[np.bool_]
+) -> ChunkTable:
+    """Find the chunks from the done flags of a fragment.
+
+    Args:
+        terminated, truncated: bool ``[T, num_envs]``, the flags of each vector step; False at
+            autoreset steps.
+        starts_with_reset: bool ``[num_envs]``, envs whose step 0 is an autoreset step.
+
+    Returns:
+        The chunks with at least one step.
+    """
+    num_steps, num_envs = terminated.shape
+    done = terminated | truncated
+    if not done.any():
+        none = np.zeros(num_envs, np.bool_)
+        begin = starts_with_reset.astype(np.int64)
+        table = ChunkTable(np.arange(num_envs), begin, num_steps - begin, none, none, ~starts_with_reset, 0)
+        return table if num_steps > 1 or not begin.any() else table.select(table.length > 0)
+    # (step, env) of every episode end, sorted by step, then env
+    end_step, end_env = np.nonzero(done)
+    # The same, sorted by env, then step, so that consecutive ends of one env are neighbors.
+    order = np.lexsort((end_step, end_env))
+    env, step = end_env[order], end_step[order]
+    begin = np.empty_like(step)
+    is_first = np.ones(len(env), np.bool_)
+    if len(env):
+        is_first[1:] = env[1:] != env[:-1]
+        begin[1:] = step[:-1] + 2  # the end, the autoreset step, then the next episode's first step
+        begin[is_first] = starts_with_reset[env[is_first]]
+    begins, firsts = np.empty_like(begin), np.empty_like(is_first)
+    begins[order], firsts[order] = begin, is_first
+    continues = firsts & ~starts_with_reset[end_env]
+
+    open_begin = starts_with_reset.astype(np.int64)
+    open_continues = ~starts_with_reset
+    np.maximum.at(open_begin, end_env, end_step + 2)
+    open_continues[end_env] = False
+
+    table = ChunkTable(
+        env_index=np.concatenate([end_env, np.arange(num_envs)]),
+        first_step=np.concatenate([begins, open_begin]),
+        length=np.concatenate([end_step + 1 - begins, num_steps - open_begin]),
+        terminated=np.concatenate([terminated[end_step, end_env], np.zeros(num_envs, np.bool_)]),
+        truncated=np.concatenate([truncated[end_step, end_env], np.zeros(num_envs, np.bool_)]),
+        continues=np.concatenate([continues, open_continues]),
+        num_finished=len(end_env),
+    )
+    return table.select(table.length > 0)
+
+
+class OngoingEpisodes:
+    """Ids, steps, returns and start times of each env's current episode.
+
+    Args:
+        num_envs: Number of environments; a new episode begins in each one.
+        new_id: Creates episode ids.
+
+    Attributes:
+        ids: Episode id per env.
+        steps: int64[N], number of env steps so far.
+        returns: float64[N], sum of rewards so far.
+        started_s: float64[N], start time on the clock of ``time.perf_counter``.
+    """
+
+    def __init__(self, num_envs: int, new_id: Callable[[], str]) -> None:
+        self._new_id = new_id
+        self.ids: list[str] = [new_id() for _ in range(num_envs)]
+        self.steps: NDArray[np.int64] = np.zeros(num_envs, np.int64)
+        self.returns: NDArray[np.float64] = np.zeros(num_envs, np.float64)
+        self.started_s: NDArray[Any] = np.full(num_envs, time.perf_counter())
+
+    def close(self, index: int, finished: FinishedEpisodes) -> None:
+        """End the episode of env ``index`` between two fragments; its chunks have been returned already."""
+        if self.steps[index]:
+            finished.returns.append(float(self.returns[index]))
+            finished.lengths.append(int(self.steps[index]))
+            finished.durations_s.append(time.perf_counter() - float(self.started_s[index]))
+        self.steps[index] = 0
+
+    def add_fragment(
+        self,
+        table: ChunkTable,
+        chunk_returns: NDArray[np.float64],
+        begin_s: float,
+        num_steps: int,
+        finished: FinishedEpisodes,
+    ) -> list[str]:
+        """Add a fragment's chunks.
+
+        Args:
+            table: The chunks.
+            chunk_returns: float64[C].
+            begin_s: Start time of the fragment.
+            num_steps: The fragment's number of vector steps.
+            finished: Receives the ended episodes.
+
+        Returns:
+            The episode id of each chunk.
+        """
+        if not table.num_finished and len(table.env_index) == len(self.ids) and table.continues.all():
+            self.steps += table.length
+            self.returns += chunk_returns
+            return list(self.ids)
+        end_s = time.perf_counter()
+        step_s = (end_s - begin_s) / max(num_steps, 1)
+        env, continues, num = table.env_index, table.continues, table.num_finished
+        total_returns = chunk_returns + np.where(continues, self.returns[env], 0.0)
+        total_steps = table.length + np.where(continues, self.steps[env], 0)
+        started_s = np.where(continues, self.started_s[env], begin_s + step_s * table.first_step)
+
+        ended_s = begin_s + step_s * (table.first_step[:num] + table.length[:num])
+        finished.returns += total_returns[:num].tolist()
+        finished.lengths += total_steps[:num].tolist()
+        finished.durations_s += (ended_s - started_s[:num]).tolist()
+
+        ids = [
+            self.ids[index] if is_continued else self._new_id()
+            for index, is_continued in zip(env.tolist(), continues.tolist(), strict=True)
+        ]
+        self.steps[:] = 0
+        self.returns[:] = 0.0
+        self.started_s[:] = end_s
+        open_envs = env[num:]
+        self.steps[open_envs] = total_steps[num:]
+        self.returns[open_envs] = total_returns[num:]
+        self.started_s[open_envs] = started_s[num:]
+        open_ids = dict(zip(open_envs.tolist(), ids[num:], strict=True))
+        self.ids = [open_ids.get(index) or self._new_id() for index in range(len(self.ids))]
+        return ids

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import gymnasium as gym
@@ -31,8 +31,7 @@ from rlzmq.runners.env_failures import close_env
 from rlzmq.runners.env_runner import EnvRunner
 from rlzmq.runners.episode_sampler import EpisodeSampler
 from rlzmq.runners.module_step import to_numpy
-from rlzmq.runners.rows_sampler import RowsSampler
-from rlzmq.runners.sampler import Sampler
+from rlzmq.runners.sampler import RowsSampler, Sampler
 
 if TYPE_CHECKING:
     from rlzmq.runners.env_runner import EnvRunner
@@ -162,11 +161,13 @@ class VectorStepper:
             action_space=self.env.single_action_space,
         )
 
-    def begin(self, episode: SingleAgentEpisode, observation: Any, info: Any) -> None:
+    def begin(self, episode: SingleAgentEpisode, observation: object, info: object) -> None:
         """Add an environment's reset."""
         episode.add_env_reset(observation, info)
 
-    def grow(self, index: int, episode: SingleAgentEpisode, act: Any, row: tuple[Any, ...]) -> int:
+    def grow(
+        self, index: int, episode: SingleAgentEpisode, act: tuple[Any, Any], row: tuple[Any, ...]
+    ) -> int:
         """Add a step of env `index` with its act (see `acts`); return the number of agent steps completed."""
         observation, reward, terminated, truncated, info = row
         action, outputs = act
@@ -233,7 +234,7 @@ class VectorStepper:
         close_env(self.env, self._runner.worker_index)
         self.env = self._runner.remake_env()
 
-    def _check(self, observations: Any) -> None:
+    def _check(self, observations: object) -> None:
         space, config = self.env.single_observation_space, self._runner.config
         for index in range(self.num_envs):
             where = f"Environment {index} of env runner {self._runner.worker_index}: the first"
@@ -273,7 +274,7 @@ class AgentsStepper:
         self._runner.timers.add_stage(ENV_RESET_TIMER, start_s, time.perf_counter())
         return observations, infos
 
-    def step_rows(self, actions: Any) -> Sequence[tuple[Any, ...]]:
+    def step_rows(self, actions: Sequence[dict[Any, Any]]) -> Sequence[tuple[Any, ...]]:
         """Step all; return observations, rewards, terminateds, truncateds and infos of each environment."""
         if type(self.env) is SyncVectorMultiAgentEnv:
             return self.env.step_rows(actions)
@@ -289,11 +290,13 @@ class AgentsStepper:
             action_space=self.env.single_action_spaces,
         )
 
-    def begin(self, episode: MultiAgentEpisode, observations: Any, infos: Any) -> None:
+    def begin(
+        self, episode: MultiAgentEpisode, observations: dict[Any, Any], infos: Mapping[Any, Any]
+    ) -> None:
         infos = checked_infos(infos, f"episode {episode.id_}, env step 0")
         episode.add_env_reset(observations=self._own(observations), infos=infos)
 
-    def grow(self, index: int, episode: MultiAgentEpisode, act: Any, row: tuple[Any, ...]) -> int:
+    def grow(self, index: int, episode: MultiAgentEpisode, act: tuple[Any, Any], row: tuple[Any, ...]) -> int:
         observations, rewards, terminateds, truncateds, infos = row
         num_before = episode.agent_steps()
         where = f"episode {episode.id_}, env step {episode.env_t + 1}"

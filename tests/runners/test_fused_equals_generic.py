@@ -25,7 +25,7 @@ from rlzmq.modules.distributions import TorchCategorical
 from rlzmq.modules.rl_module import TorchRLModule
 from rlzmq.modules.spec import RLModuleSpec
 from rlzmq.runners.episode_sampler import EpisodeSampler
-from rlzmq.runners.rows_sampler import RowsSampler
+from rlzmq.runners.sampler import RowsSampler
 from rlzmq.runners.vector_env_runners import SingleAgentEnvRunner
 
 
