@@ -60,18 +60,17 @@ class Machine:
         address: Its IP.
     """
 
-    def __init__(self, name: str, number: int, switch: str, directory: Path) -> None:
+    def __init__(self, name: str, host_name: str, number: int, switch: str, directory: Path) -> None:
         self.name, self.switch = name, switch
-        self.host_name = f"m{number}"
+        self.host_name = host_name
         self.address = f"{_SUBNET}.{number + 1}"
         self.directory = directory / self.host_name
         self.directory.mkdir(mode=0o700, parents=True)
         self._port = f"port{number}"
         _ip("netns", "add", name)
         _ip("-n", name, "link", "set", "lo", "up")
-        _ip(
-            "-n", name, "rule", "add", "pref", "10", "lookup", "local"
-        )  # so that `cut_towards` comes before it
+        # Behind `cut_towards`.
+        _ip("-n", name, "rule", "add", "pref", "10", "lookup", "local")
         _ip("-n", name, "rule", "del", "pref", "0")
         _ip("link", "add", "eth0", "netns", name, "type", "veth", "peer", "name", self._port, "netns", switch)
         _ip("-n", name, "address", "add", f"{self.address}/24", "dev", "eth0")
@@ -104,6 +103,13 @@ class Machine:
             ["ip", "netns", "exec", self.name, "ss", "-ltnH"], check=True, capture_output=True, text=True
         ).stdout
         return [line.split()[3] for line in output.splitlines()]
+
+    def kill_all(self) -> None:
+        """Kill all processes here."""
+        for _ in range(3):  # one may have started another
+            for process in self.processes():
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    process.kill()
 
     def cut(self) -> None:
         """Pull its cable, at the switch."""
@@ -153,11 +159,11 @@ class Machines(Sequence[Machine]):
     """Several machines at one switch.
 
     Args:
-        num: How many.
+        num: How many, which are called m0, m1, …; or their host names.
         directory: Gets a directory per machine, and the ssh client's key and known_hosts.
     """
 
-    def __init__(self, num: int, directory: Path) -> None:
+    def __init__(self, num: int | Sequence[str], directory: Path) -> None:
         prefix = f"rlz{os.getpid()}x"
         self.directory = directory
         self._switch = f"{prefix}sw"
@@ -166,22 +172,12 @@ class Machines(Sequence[Machine]):
         try:
             _ip("netns", "add", self._switch)
             # No spanning tree: a port forwards as soon as its cable is in.
-            _ip(
-                "-n",
-                self._switch,
-                "link",
-                "add",
-                "br0",
-                "type",
-                "bridge",
-                "forward_delay",
-                "0",
-                "stp_state",
-                "0",
-            )
+            bridge = ["br0", "type", "bridge", "forward_delay", "0", "stp_state", "0"]
+            _ip("-n", self._switch, "link", "add", *bridge)
             _ip("-n", self._switch, "link", "set", "br0", "up")
-            for number in range(num):
-                self._machines.append(Machine(f"{prefix}{number}", number, self._switch, directory))
+            names = [f"m{number}" for number in range(num)] if isinstance(num, int) else num
+            for number, name in enumerate(names):
+                self._machines.append(Machine(f"{prefix}{number}", name, number, self._switch, directory))
         except BaseException:
             self.close()
             raise
@@ -243,9 +239,7 @@ class Machines(Sequence[Machine]):
     def lose(self, machine: Machine) -> None:
         """Take a machine's power: its cable is dead and its processes are gone."""
         machine.cut()
-        for process in machine.processes():
-            with contextlib.suppress(psutil.NoSuchProcess):
-                process.kill()
+        machine.kill_all()
 
     def leftovers(self) -> dict[str, list[str]]:
         """Machine → command lines of what runs there, but for its sshd."""
@@ -259,11 +253,13 @@ class Machines(Sequence[Machine]):
     def close(self) -> None:
         """Kill what runs in the namespaces, and delete them. Idempotent."""
         names = [*(machine.name for machine in self._machines), self._switch]
-        for name in names:
+        for machine in self._machines:
             with contextlib.suppress(subprocess.CalledProcessError):
-                for process in _processes_in(name):
-                    with contextlib.suppress(psutil.NoSuchProcess):
-                        process.kill()
+                machine.kill_all()
+        with contextlib.suppress(subprocess.CalledProcessError):
+            for process in _processes_in(self._switch):
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    process.kill()
         for sshd in self._sshds:
             sshd.communicate()
         for name in names:

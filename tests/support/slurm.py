@@ -18,6 +18,7 @@ from pathlib import Path
 import psutil
 
 from tests.support import runs
+from tests.support.machines import Machines, why_no_machines
 
 __all__ = ["DEADLINE_S", "Slurm", "until", "why_no_slurm"]
 
@@ -26,7 +27,7 @@ DEADLINE_S = 480.0  # only a fault reaches it
 until = functools.partial(runs.until, timeout_s=DEADLINE_S, every_s=0.3)
 _CONF = """\
 ClusterName=rlzmq
-SlurmctldHost=ctl(10.78.0.10)
+SlurmctldHost=ctl({address})
 SlurmUser=root
 AuthType=auth/munge
 AuthInfo=socket={dir}/munge.socket,cred_expire=40
@@ -69,17 +70,10 @@ _ON = (
 
 def why_no_slurm() -> str:
     """Return why a Slurm cannot be started here; "" if it can."""
-    missing = [
-        name for name in ("slurmctld", "slurmd", "munged", "ip", "nsenter") if shutil.which(name) is None
-    ]
-    if os.geteuid() != 0:
-        return "a Slurm in namespaces needs root"
-    if missing:
+    needed = ("slurmctld", "slurmd", "munged", "nsenter")
+    if missing := [name for name in needed if shutil.which(name) is None]:
         return f"not installed: {', '.join(missing)} (apt-get install slurm-wlm munge iproute2)"
-    probe = subprocess.run(
-        ["unshare", "--net", "--mount", "true"], capture_output=True, check=False, text=True
-    )
-    return f"namespaces cannot be made here: {probe.stderr.strip()}" if probe.returncode else ""
+    return why_no_machines()
 
 
 class Slurm:
@@ -90,13 +84,14 @@ class Slurm:
     """
 
     def __init__(self, num_nodes: int = 4, cpus: int = 4) -> None:
-        self._prefix = f"rs{os.getpid()}"
         # Not in /tmp: each node has its own.
         self._dir = Path(tempfile.mkdtemp(prefix="rlzmq-slurm-", dir="/var/tmp"))
         self._dir.chmod(0o755)
         self.home = self._dir / "home"
         self._processes: list[subprocess.Popen[bytes]] = []
         self._nodes = [f"n{number}" for number in range(1, num_nodes + 1)]
+        self._machines = Machines(("ctl", *self._nodes), self._dir)
+        self._of = {machine.host_name: machine for machine in self._machines}
         self._environment = {
             **{k: v for k, v in os.environ.items() if not k.startswith(("SLURM_", "RLZMQ_", "COV_"))},
             "SLURM_CONF": str(self._dir / "slurm.conf"), "PYTHONPATH": str(ROOT), "TMPDIR": "/tmp",
@@ -116,26 +111,14 @@ class Slurm:
         program = self._dir / "bin" / "rlzmq"
         program.write_text(f'#!/bin/sh\nexec {sys.executable} -m rlzmq "$@"\n')
         program.chmod(0o755)
-        (self._dir / "slurm.conf").write_text(_CONF.format(dir=self._dir, nodes=len(self._nodes), cpus=cpus))
+        (self._dir / "slurm.conf").write_text(
+            _CONF.format(dir=self._dir, nodes=len(self._nodes), cpus=cpus, address=self._machines[0].address)
+        )
         (self._dir / "cgroup.conf").write_text(
             "CgroupPlugin=cgroup/v1\nConstrainCores=no\nConstrainRAMSpace=no\n"
         )
-        switch = f"{self._prefix}sw"
-        _ip("netns", "add", switch)
-        _ip("-n", switch, "link", "add", "br0", "type", "bridge", "forward_delay", "0", "stp_state", "0")
-        _ip("-n", switch, "link", "set", "br0", "up")
         hosts = "127.0.0.1 localhost\n"
-        for number, node in enumerate(("ctl", *self._nodes)):
-            name = self._prefix + node
-            _ip("netns", "add", name)
-            _ip(
-                "-n", name, "link", "add", "eth0", "type", "veth", "peer", "name", f"p{node}", "netns", switch
-            )
-            _ip("-n", name, "addr", "add", f"10.78.0.{10 + number}/24", "dev", "eth0")
-            _ip("-n", name, "link", "set", "eth0", "up")
-            _ip("-n", name, "link", "set", "lo", "up")
-            _ip("-n", switch, "link", "set", f"p{node}", "master", "br0", "up")
-            hosts += f"10.78.0.{10 + number} {node}\n"
+        hosts += "".join(f"{machine.address} {machine.host_name}\n" for machine in self._machines)
         (self._dir / "hosts").write_text(hosts)
         key = self._dir / "munge.key"
         key.write_bytes(os.urandom(1024))
@@ -154,17 +137,16 @@ class Slurm:
 
     def boot(self, node: str) -> None:
         """Start a node."""
-        _ip("-n", self._prefix + node, "link", "set", "eth0", "up")
+        self._of[node].mend()
         self._start(self.argv(node, ["slurmd", "-D", "-N", node]))
 
     def lose(self, node: str) -> None:
         """Take a node's power: its cable is dead and its processes are gone."""
-        _ip("-n", self._prefix + node, "link", "set", "eth0", "down")
-        self._kill(node)
+        self._machines.lose(self._of[node])
 
     def argv(self, node: str, command: Sequence[str]) -> list[str]:
         """Return the command that runs `command` as on a node."""
-        enter = ["nsenter", f"--net=/run/netns/{self._prefix}{node}", "unshare", "-u", "-m"]
+        enter = ["nsenter", f"--net=/run/netns/{self._of[node].name}", "unshare", "-u", "-m"]
         return [*enter, "sh", "-c", _ON, node, str(self._dir), *command]
 
     def ctl(self, command: str, *, cwd: Path | None = None) -> str:
@@ -187,9 +169,8 @@ class Slurm:
     def processes(self, node: str, words: str) -> list[psutil.Process]:
         """Return the processes on a node whose command lines contain these words, without the hosts of roles."""
         found = []
-        for pid in _ip("netns", "pids", self._prefix + node).split():
+        for process in self._of[node].processes():
             with contextlib.suppress(psutil.Error):
-                process = psutil.Process(int(pid))
                 line = process.cmdline()
                 if words in " ".join(line) and "rlzmq.launch.hosts" not in line:
                     found.append(process)
@@ -202,14 +183,11 @@ class Slurm:
 
     def close(self) -> None:
         """End everything that runs in the namespaces, and remove them."""
-        for node in ("ctl", *self._nodes):
-            self._kill(node)
+        self._machines.close()
         for process in self._processes:
             with contextlib.suppress(ProcessLookupError):
                 process.kill()
             process.wait()
-        for node in ("ctl", *self._nodes, "sw"):
-            subprocess.run(["ip", "netns", "del", self._prefix + node], capture_output=True, check=False)
         shutil.rmtree(self._dir, ignore_errors=True)
 
     def _start(self, argv: Sequence[str]) -> None:
@@ -219,16 +197,3 @@ class Slurm:
                 stdout=log, stderr=log, start_new_session=True,
             )  # fmt: skip
         self._processes.append(process)
-
-    def _kill(self, node: str) -> None:
-        for _ in range(3):  # one may have started another
-            pids = subprocess.run(
-                ["ip", "netns", "pids", self._prefix + node], capture_output=True, text=True, check=False
-            )
-            for pid in pids.stdout.split():
-                with contextlib.suppress(psutil.NoSuchProcess):
-                    psutil.Process(int(pid)).kill()
-
-
-def _ip(*arguments: str) -> str:
-    return subprocess.run(["ip", *arguments], check=True, capture_output=True, text=True).stdout
