@@ -10,13 +10,16 @@ your own.
 
 from typing import Protocol
 
-from rlzmq.replay.episode_replay_buffer import EpisodeReplayBuffer, HindsightEpisodeReplayBuffer
+from rlzmq.replay.episode_replay_buffer import (
+    EpisodeReplayBuffer,
+    HindsightEpisodeReplayBuffer,
+    PrioritizedEpisodeReplayBuffer,
+)
 from rlzmq.replay.multi_agent_episode_replay_buffer import (
     MultiAgentEpisodeReplayBuffer,
     MultiAgentPrioritizedEpisodeReplayBuffer,
     joined,
 )
-from rlzmq.replay.prioritized_episode_replay_buffer import PrioritizedEpisodeReplayBuffer
 from rlzmq.replay.replay_buffer import ReplayBuffer
 from rlzmq.replay.shards import (
     EpisodeRecorder,

@@ -1,4 +1,4 @@
-"""Buffers of one agent's episodes: uniform draws as n-step transitions or sequences, and transitions with other goals.
+"""Buffers of one agent's episodes: n-step transitions or sequences, drawn uniformly or by priorities.
 
 `HindsightEpisodeReplayBuffer` draws transitions as if a later observation had been the goal (Andrychowicz et al. 2017).
 """
@@ -20,16 +20,17 @@ from rlzmq.episodes.episode_batch import EpisodeBatch
 from rlzmq.replay.replay_buffer import ReplayBuffer
 from rlzmq.replay.step_store import (
     ENV_T,
+    LEAST_PRIORITY,
     NONE,
     PRIORITY,
     STEP_COLUMNS,
+    PriorityTree,
     StepStore,
-    Stretch,
     Transitions,
     item_facts,
 )
 
-__all__ = ["EpisodeReplayBuffer", "HindsightEpisodeReplayBuffer"]
+__all__ = ["EpisodeReplayBuffer", "HindsightEpisodeReplayBuffer", "PrioritizedEpisodeReplayBuffer"]
 
 IntArray = NDArray[np.int64]
 
@@ -65,6 +66,7 @@ class EpisodeReplayBuffer(ReplayBuffer):
     """
 
     draws_sequences: ClassVar[bool] = True
+    alpha: float | None = None  # of priorities
     # Attributes that are restored with the steps.
     _counts: ClassVar[tuple[str, ...]] = ("_num_sampled", "_num_items_sampled", "_num_redrawn")
 
@@ -96,7 +98,8 @@ class EpisodeReplayBuffer(ReplayBuffer):
         self._actual_n_steps: deque[float] = deque(maxlen=metrics_num_episodes_for_smoothing)
 
     def _new_store(self) -> StepStore:
-        return StepStore(self.capacity, keeps_extra_model_outputs=self._keeps_extra_model_outputs)
+        keeps = self._keeps_extra_model_outputs
+        return StepStore(self.capacity, alpha=self.alpha, keeps_extra_model_outputs=keeps)
 
     # -- facts ----------------------------------------------------------------------------------------
 
@@ -184,21 +187,8 @@ class EpisodeReplayBuffer(ReplayBuffer):
     def _add(self, batch: EpisodeBatch, weight: float | None = None) -> None:
         """Add a batch, and evict what is too much."""
         self._store.make_room(batch.num_env_steps)
-        self._append(batch, weight)
+        self._store.append(batch, weight=weight)
         self._store.make_room(0, num_kept=1)
-
-    def _append(
-        self,
-        batch: EpisodeBatch,
-        weight: float | None = None,
-        owners: Sequence[Stretch] | None = None,
-    ) -> IntArray:
-        """Add a batch without evicting anything, see `StepStore.append`; return the slots of its steps."""
-        if weight is not None:
-            raise TypeError(
-                f"{type(self).__name__}.add: expected no weight, got {weight!r}: all steps are equally likely."
-            )
-        return self._store.append(batch, owners)[0]
 
     def mark(self) -> None:
         """Make later calls of `add` undoable, until the next `mark`."""
@@ -326,7 +316,7 @@ class EpisodeReplayBuffer(ReplayBuffer):
                 the first ones change, if their n is drawn, or if they take much memory.
         """
         least, most = self._check_sample(n_step, 1)
-        if least < most or type(self)._draw is not EpisodeReplayBuffer._draw:
+        if least < most or self.alpha is not None or type(self)._draw is not EpisodeReplayBuffer._draw:
             num_samples = 1
         num_samples = max(1, min(num_samples, _BYTES_AT_ONCE // (num * self._store.bytes_per_slot)))
         num_drawn = num * num_samples
@@ -368,7 +358,7 @@ class EpisodeReplayBuffer(ReplayBuffer):
 
     def _draw(self, num: int, rng: np.random.Generator) -> IntArray:
         """Draw steps; return their slots, int64 [num]."""
-        return self._store.steps(rng.integers(self._store.num_steps, size=num))
+        return self._store.draw(num, rng)
 
     def _of_drawn(self, slots: IntArray, beta: float) -> dict[str, NDArray[Any]]:
         """Return further columns of sequences, a value for each, that follow from the drawn steps."""
@@ -519,6 +509,80 @@ class EpisodeReplayBuffer(ReplayBuffer):
         for name in self._counts:
             setattr(self, name, type(getattr(self, name))(counts.get(name, 0)))
         self._store.counts = {**self._store.counts, **counts}
+
+
+class PrioritizedEpisodeReplayBuffer(EpisodeReplayBuffer):
+    """An EpisodeReplayBuffer with priorities (arXiv:1511.05952): step i is drawn with probability p_i^α / Σ p_j^α.
+
+    A new step gets the highest priority of any step so far (initially 1), and none has less than 1e-6. Draws are
+    stratified: each comes from another of equal parts of Σ p_j^α. The column ``weights`` of samples is (N P_i)^-β
+    divided by the largest such weight in the sample. A sequence has the weight of the drawn step, whose key is in the
+    column ``priority_key``.
+
+    Args:
+        capacity, options: See `EpisodeReplayBuffer`.
+        alpha: α, >= 0; 0 draws uniformly.
+    """
+
+    uses_priorities: ClassVar[bool] = True
+
+    def __init__(self, capacity: int = 10_000, *, alpha: float = 1.0, **options: Any) -> None:
+        if alpha < 0.0:
+            raise ValueError(f"{type(self).__name__}: expected alpha >= 0, got {alpha}.")
+        self.alpha = alpha
+        self._drawn: IntArray = np.empty(0, np.int64)
+        super().__init__(capacity, **options)
+
+    def add(self, episodes: object, weight: float | None = None) -> None:
+        """Add episodes; see `EpisodeReplayBuffer.add`.
+
+        Args:
+            episodes: See `EpisodeReplayBuffer.add`.
+            weight: Priority of the new steps; None: the highest so far.
+        """
+        for batch in as_batches(episodes):
+            self._add(batch, weight)
+
+    @property
+    def _tree(self) -> PriorityTree:
+        assert self._store.tree is not None
+        return self._store.tree
+
+    def _weights(self, slots: IntArray, beta: float) -> NDArray[np.float32]:
+        self._drawn = self._keys(slots)
+        priorities = self._tree.get(slots)
+        weights: NDArray[np.float32] = ((priorities / priorities.min()) ** -beta).astype(np.float32)
+        return weights
+
+    def _of_drawn(self, slots: IntArray, beta: float) -> dict[str, NDArray[Any]]:
+        return {"weights": self._weights(slots, beta), "priority_key": self._drawn}
+
+    def update_priorities(self, td_errors: object, keys: object = None) -> None:
+        """Update the priorities of steps. Steps that have been evicted in the meantime are ignored.
+
+        Args:
+            td_errors: float [K], any sign.
+            keys: int64 [K], values of the column ``replay_key`` of samples, in any order; None: all transitions of the
+                last `sample`, in its order.
+
+        Raises:
+            ValueError: The lengths differ, or an error is not finite.
+        """
+        errors = np.abs(np.asarray(td_errors, np.float64))
+        keys = self._drawn if keys is None else np.asarray(keys, np.int64)
+        if errors.shape != keys.shape or errors.ndim != 1:
+            raise ValueError(
+                f"{type(self).__name__}.update_priorities: expected as many errors as keys, one dimension, got "
+                f"{errors.shape} and {keys.shape}."
+            )
+        if not np.isfinite(errors).all():
+            raise ValueError(f"{type(self).__name__}.update_priorities: an error is NaN or infinite.")
+        slots, known = keys & _SLOT_MASK, self._is_stored(keys)
+        if not known.any():
+            return
+        priorities, store = np.maximum(errors[known], LEAST_PRIORITY), self._store
+        store.greatest = max(store.greatest, float(priorities.max()))
+        self._tree.set(slots[known], priorities**self.alpha)
 
 
 _GOAL, _ACHIEVED = "desired_goal", "achieved_goal"

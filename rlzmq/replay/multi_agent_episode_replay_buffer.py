@@ -17,11 +17,11 @@ from rlzmq.episodes.single_agent_episode import SingleAgentEpisode
 from rlzmq.replay.episode_replay_buffer import (
     EpisodeReplayBuffer,
     IntArray,
+    PrioritizedEpisodeReplayBuffer,
     as_batches,
     check_samples_episodes,
     drawn_n,
 )
-from rlzmq.replay.prioritized_episode_replay_buffer import PrioritizedEpisodeReplayBuffer
 from rlzmq.replay.step_store import ENV_T, StepStore
 
 __all__ = ["MultiAgentEpisodeReplayBuffer", "MultiAgentPrioritizedEpisodeReplayBuffer", "joined"]
@@ -81,6 +81,9 @@ class MultiAgentEpisodeReplayBuffer(EpisodeReplayBuffer):
         self._kept_modules: frozenset[str] | None = None
         # Agent steps that were left out, also at the mark, and those that were removed.
         self._num_left_out = self._num_left_out_before = self._num_removed = 0
+
+    def _new_store(self) -> StepStore:
+        return StepStore(self.capacity)
 
     def _new_buffer(self, **options: Any) -> EpisodeReplayBuffer:
         return EpisodeReplayBuffer(**options)
@@ -163,7 +166,7 @@ class MultiAgentEpisodeReplayBuffer(EpisodeReplayBuffer):
         """
         for batch in as_batches(episodes, of_agents=True):
             self._store.make_room(batch.num_env_steps)
-            stretches = self._store.append(batch)[1]
+            stretches = self._store.append(batch)
             for module_id in batch.get_module_ids():
                 own_weight = weight.get(module_id) if isinstance(weight, Mapping) else weight
                 for chunks in batch.batches_of(module_id):
@@ -171,7 +174,7 @@ class MultiAgentEpisodeReplayBuffer(EpisodeReplayBuffer):
                         self._num_left_out += chunks.num_env_steps
                         continue
                     owners = [stretches[e] for e in chunks.links[0].tolist()]
-                    self._buffer_of(module_id)._append(chunks, own_weight, owners)
+                    self._buffer_of(module_id)._store.append(chunks, owners, own_weight)
             self._store.make_room(0, num_kept=1)
 
     def keep_modules(self, module_ids: Collection[str]) -> None:
@@ -375,6 +378,7 @@ class MultiAgentPrioritizedEpisodeReplayBuffer(MultiAgentEpisodeReplayBuffer):
     """
 
     uses_priorities: ClassVar[bool] = True
+    alpha: float
 
     def __init__(self, capacity: int = 10_000, *, alpha: float = 1.0, **options: Any) -> None:
         self.alpha = alpha

@@ -193,5 +193,5 @@ def _greatest_priorities(counts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         module_id: _greatest_priorities([of["modules"].get(module_id, {}) for of in counts])
         for module_id in sorted(modules)
     }
-    known = [of_buffer["_greatest"] for of_buffer in counts if "_greatest" in of_buffer]
-    return ({"_greatest": max(known)} if known else {}) | ({"modules": by_module} if by_module else {})
+    known = [of_buffer["greatest"] for of_buffer in counts if "greatest" in of_buffer]
+    return ({"greatest": max(known)} if known else {}) | ({"modules": by_module} if by_module else {})

@@ -10,7 +10,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, NamedTuple
@@ -22,15 +22,120 @@ from rlzmq.core.tree import tree_leaves, tree_map, tree_rows
 from rlzmq.episodes.columns import Columns
 from rlzmq.episodes.episode_batch import EpisodeBatch
 
-__all__ = ["STEP_COLUMNS", "StepStore", "Stretch", "Transitions", "item_facts"]
+__all__ = [
+    "LEAST_PRIORITY",
+    "STEP_COLUMNS",
+    "PriorityTree",
+    "StepStore",
+    "Stretch",
+    "Transitions",
+    "item_facts",
+]
 
 IntArray = NDArray[np.int64]
+FloatArray = NDArray[np.float64]
 
 NONE = -1
 STEP_COLUMNS = (Columns.OBS, Columns.ACTIONS, Columns.REWARDS)
 ENV_T, PRIORITY = "_env_t", "_priority"
 """Columns that no sample has: the env step of an agent's observation; a step's priority, in the batch of a state."""
+# A smaller priority is as good as never drawn, and its weight would scale down all others.
+LEAST_PRIORITY = 1e-6
+
 _COUNTS = ("num_added", "num_evicted", "num_episodes_added", "num_episodes_evicted")
+
+
+_FEW = 1024  # for fewer indices, recomputing a shared parent is cheaper than finding duplicates
+_MOST_ROOTS = 1024  # one pass over so many costs less than ten more levels
+
+
+class PriorityTree:
+    """Priorities of `size` indices, initially 0. Indices with priority 0 are never drawn.
+
+    Binary trees over the indices hold the sum below each node, up to 1024 roots at most. A parent is always computed
+    from its children, so sums do not drift. Drawing or changing K indices takes a few array operations of length K per
+    level, O(K log size) in all, and drawing one pass over the roots.
+
+    Args:
+        size: Number of indices, rounded up to a power of two.
+    """
+
+    def __init__(self, size: int) -> None:
+        self.size: int = 1 << max(0, size - 1).bit_length()
+        # The children of node i are 2i and 2i + 1, and the leaves are the last nodes.
+        self._sums = np.zeros(2 * self.size)
+        self._num_roots = min(self.size, _MOST_ROOTS)
+        self._root_sums = self._sums[self._num_roots : 2 * self._num_roots]
+
+    @property
+    def total(self) -> float:
+        """Sum of all priorities."""
+        return float(self._root_sums.sum())
+
+    def get(self, indices: IntArray) -> FloatArray:
+        """Return the priorities of indices, float64 [K]."""
+        priorities: FloatArray = self._sums[indices + self.size]
+        return priorities
+
+    def set(self, indices: IntArray, priorities: FloatArray | float) -> None:
+        """Set priorities; if an index is given twice, the last value is used.
+
+        Args:
+            indices: int64 [K].
+            priorities: float64 [K] or one number, >= 0.
+        """
+        if not len(indices):
+            return
+        nodes = indices + self.size
+        sums = self._sums
+        sums[nodes] = priorities
+        if len(nodes) == 1:
+            self._update_ancestors(int(nodes[0]))
+            return
+        while nodes[0] >= 2 * self._num_roots:
+            nodes = nodes >> 1
+            if len(nodes) > _FEW:
+                nodes = np.unique(nodes)
+            left = 2 * nodes
+            sums[nodes] = sums[left] + sums[left + 1]
+
+    def _update_ancestors(self, node: int) -> None:
+        """Recompute the nodes above one leaf, without arrays of length 1."""
+        sums = self._sums
+        while node >= 2 * self._num_roots:
+            node >>= 1
+            sums[node] = sums[2 * node] + sums[2 * node + 1]
+
+    def draw(self, num: int, rng: np.random.Generator) -> IntArray:
+        """Return indices, int64 [num] in ascending order, with probabilities proportional to their priorities.
+
+        The draws are stratified: the i-th one comes from the i-th of `num` equal parts of the sum.
+        """
+        ends = self._root_sums.cumsum()
+        total = ends[-1]
+        points = (np.arange(num) + rng.random(num)) * (total / max(num, 1))
+        # Rounding errors must not lead past the last root with priorities.
+        rest = np.minimum(points, np.nextafter(total, 0.0))
+        roots = ends.searchsorted(rest, side="right")
+        rest = np.maximum(rest - (ends[roots] - self._root_sums[roots]), 0.0)
+        nodes: IntArray = roots + self._num_roots
+        while nodes.size and nodes[0] < self.size:
+            left = 2 * nodes
+            below = self._sums[left]
+            # Nor to a subtree without priorities.
+            is_right = (rest >= below) & (self._sums[left + 1] > 0.0)
+            rest -= below * is_right
+            nodes = left + is_right
+        return nodes - self.size
+
+    def grown(self, size: int) -> PriorityTree:
+        """Return a tree for at least so many indices with the same priorities."""
+        if size <= self.size:
+            return self
+        tree = PriorityTree(size)
+        old = np.arange(self.size, dtype=np.int64)
+        tree.set(old, self.get(old))
+        return tree
 
 
 @dataclass(slots=True, eq=False)
@@ -71,7 +176,7 @@ class StepStore:
 
     Args:
         capacity: Maximum number of steps; a single stretch may exceed it.
-        on_removed: Called with the slots of steps before they are removed.
+        alpha: Exponent of the priorities with which steps are drawn; None: all are equally likely.
         keeps_extra_model_outputs: Whether to store columns besides observations, actions and rewards.
 
     Attributes:
@@ -83,6 +188,8 @@ class StepStore:
             slot.
         infos: Non-empty info dicts by slot.
         states: The module's states before stretches that begin in mid-episode, by their first slots.
+        tree: The priorities to the power of `alpha`, by slot; None without priorities.
+        greatest: The highest priority of any step so far, which new ones get.
         bytes_per_slot: Size of one slot of all columns.
         num_steps, num_evicted, num_episodes_evicted, num_added, num_episodes_added: Counts.
     """
@@ -104,12 +211,14 @@ class StepStore:
     def __init__(
         self,
         capacity: int,
-        on_removed: Callable[[IntArray], None] = lambda slots: None,
         *,
+        alpha: float | None = None,
         keeps_extra_model_outputs: bool = True,
     ) -> None:
         self.capacity = capacity
-        self._on_removed = on_removed
+        self._alpha = 0.0 if alpha is None else alpha
+        self.tree = None if alpha is None else PriorityTree(1)
+        self.greatest = 1.0
         self._keeps_extra_model_outputs = keeps_extra_model_outputs
         self.columns: dict[str, Any] = {}
         self.num_slots = self.bytes_per_slot = 0
@@ -139,14 +248,16 @@ class StepStore:
         return len(self._num_stretches)
 
     @property
-    def counts(self) -> dict[str, int]:
-        """Numbers of steps and episodes that were added and evicted over the lifetime."""
-        return {name: getattr(self, name) for name in _COUNTS}
+    def counts(self) -> dict[str, float]:
+        """Numbers of steps and episodes that were added and evicted over the lifetime, and the highest priority."""
+        names = _COUNTS if self.tree is None else (*_COUNTS, "greatest")
+        return {name: getattr(self, name) for name in names}
 
     @counts.setter
-    def counts(self, counts: Mapping[str, int]) -> None:
+    def counts(self, counts: Mapping[str, float]) -> None:
         for name in _COUNTS:
             setattr(self, name, int(counts[name]))
+        self.greatest = float(counts.get("greatest", 1.0))
 
     @property
     def num_bytes(self) -> int:
@@ -158,9 +269,11 @@ class StepStore:
         """Number of steps in the longest stretch."""
         return max((stretch.num_steps for stretch in self._stretches), default=0)
 
-    def steps(self, positions: IntArray) -> IntArray:
-        """Return the slots with a step at these positions in 0 … num_steps-1, unordered."""
-        slots: IntArray = self._steps[positions]
+    def draw(self, num: int, rng: np.random.Generator) -> IntArray:
+        """Return the slots of `num` steps, drawn with replacement."""
+        if self.tree is not None:
+            return self.tree.draw(num, rng)
+        slots: IntArray = self._steps[rng.integers(self.num_steps, size=num)]
         return slots
 
     def ordered_slots(self) -> tuple[list[Stretch], IntArray]:
@@ -189,28 +302,40 @@ class StepStore:
         self,
         batch: EpisodeBatch,
         owners: Sequence[Stretch] | None = None,
-    ) -> tuple[IntArray, list[Stretch]]:
+        weight: float | None = None,
+    ) -> list[Stretch]:
         """Add the chunks of a batch, at least one step each, without their lookback parts. Nothing is evicted.
 
         Args:
             batch: The chunks.
             owners: The stretches of env steps that agents' chunks belong to.
+            weight: Priority of the new steps; None: the highest so far.
 
         Returns:
-            The slots of the new steps in the batch's order, int64 [num_env_steps], and each chunk's stretch.
+            Each chunk's stretch.
 
         Raises:
+            TypeError: A weight is given, but there are no priorities.
             ValueError: The columns differ from those of earlier batches.
         """
+        if weight is not None and self.tree is None:
+            raise TypeError(
+                f"replay buffer: expected no weight, got {weight!r}: all steps are equally likely."
+            )
         if not len(batch):
-            return np.empty(0, np.int64), []
+            return []
         columns = batch.columns if owners is None else {**batch.columns, ENV_T: batch.links[2]}
         self._check(batch, columns)
         steps, observations, sources, stretches = self._link(batch, owners)
         self._write(batch, columns, steps, observations, sources)
         self.serial[steps] = np.arange(self.num_added, self.num_added + len(steps))
         self.num_added += len(steps)
-        return steps, stretches
+        if self.tree is not None:
+            self.tree = self.tree.grown(self.num_slots)
+            priority = (self.greatest if weight is None else max(weight, LEAST_PRIORITY)) ** self._alpha
+            stored = batch.columns.get(PRIORITY)  # of a state
+            self.tree.set(steps, priority if stored is None else stored[batch.step_slots()])
+        return stretches
 
     def _check(self, batch: EpisodeBatch, columns: Mapping[str, Any]) -> None:
         names = [
@@ -358,7 +483,8 @@ class StepStore:
 
     def _remove_steps(self, slots: IntArray) -> None:
         """Remove steps from `_steps`; its last entries fill the gaps."""
-        self._on_removed(slots)
+        if self.tree is not None:
+            self.tree.set(slots, 0.0)
         places = self._place[slots]
         num_left = self.num_steps - len(slots)
         is_leaving = np.zeros(len(slots), np.bool_)
@@ -402,8 +528,11 @@ class StepStore:
         last = slots[np.cumsum(length + 1) - 2]
         places = {slot: place for place, slot in enumerate(slots.tolist())} if self.infos else {}
         agents = [stretch.agent_id for stretch in stretches]
+        columns = {name: tree_rows(column, slots) for name, column in self.columns.items()}
+        if self.tree is not None:
+            columns[PRIORITY] = self.tree.get(slots)
         return EpisodeBatch(
-            {name: tree_rows(column, slots) for name, column in self.columns.items()},
+            columns,
             start=np.cumsum(length + 1) - length - 1,
             length=length,
             t_started=[stretch.t_started for stretch in stretches],

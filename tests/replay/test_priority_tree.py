@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from rlzmq.replay.prioritized_episode_replay_buffer import PriorityTree
+from rlzmq.replay.step_store import PriorityTree
 
 SIZE = 3000
 
