@@ -32,8 +32,6 @@ from rlzmq.wire.messages import (
 
 __all__ = [
     "LARGE_BYTES",
-    "ApplyConnectorState",
-    "ApplyWeights",
     "DecodeShard",
     "DropShards",
     "Instruction",
@@ -151,25 +149,15 @@ class StartLease:
     """Sample a lease: its `num_vector_steps`, or fewer if `max_s` (0: no limit) is reached.
 
     Answer with `RunnerCore.sampled` or `lease_failed`. Only one lease is started at a time.
+
+    Attributes:
+        weights: Weights to load before, whose digest has been checked: their header and body; None: no newer ones.
+        connector_state: The connector state to set before (one `payloads.pack_blob` frame); None: no newer one.
     """
 
     lease: Lease
-
-
-@dataclass(frozen=True, slots=True)
-class ApplyWeights:
-    """Load these weights, whose digest has been checked; only between leases."""
-
-    header: Publication
-    body: Buffer
-
-
-@dataclass(frozen=True, slots=True)
-class ApplyConnectorState:
-    """Set this connector state (one `payloads.pack_blob` frame); only between leases."""
-
-    version: int
-    blob: Buffer
+    weights: tuple[Publication, Buffer] | None = None
+    connector_state: Buffer | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -235,18 +223,7 @@ class Stop:
 
 
 Instruction: TypeAlias = (
-    Send
-    | Publish
-    | Quarantine
-    | StartLease
-    | ApplyWeights
-    | ApplyConnectorState
-    | DecodeShard
-    | RunUpdate
-    | DropShards
-    | Report
-    | Tell
-    | Stop
+    Send | Publish | Quarantine | StartLease | DecodeShard | RunUpdate | DropShards | Report | Tell | Stop
 )
 
 

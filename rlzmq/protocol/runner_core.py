@@ -20,8 +20,6 @@ from typing import Any
 from rlzmq.core.patience import Patience
 from rlzmq.protocol.core import (
     LARGE_BYTES,
-    ApplyConnectorState,
-    ApplyWeights,
     Instruction,
     PeerCore,
     PeerTimers,
@@ -170,8 +168,10 @@ class RunnerCore(PeerCore):
         self._current: Lease | None = None
         self._sampled_with = -1, -1, -1  # generation, version and connector state of its weights
         self._known_leases: OrderedDict[int, None] = OrderedDict()
-        self._new_weights: ApplyWeights | None = None
-        self._new_connector_state: ApplyConnectorState | None = None
+        self._new_weights: tuple[Publication, Buffer] | None = (
+            None  # for the next lease, as the connector state
+        )
+        self._new_connector_state: tuple[int, Buffer] | None = None
         self._asked_at = float("-inf")
         self._ask_after_s = self.timers.snapshot_wait_s
         self._answers = Patience(self.timers.snapshot_wait_s, self.timers.resend_s)
@@ -338,10 +338,12 @@ class RunnerCore(PeerCore):
             self._kept.pop(message.seq, None)
         elif isinstance(message, Snapshot) and event.payload:
             self._offer(event.payload[0], now)
-        elif isinstance(message, ConnectorState) and event.payload:
-            newest = self._new_connector_state
-            if message.version > (newest.version if newest else self.connector_version):
-                self._new_connector_state = ApplyConnectorState(message.version, event.payload[0])
+        elif (
+            isinstance(message, ConnectorState)
+            and event.payload
+            and message.version > self._held_connector_version()
+        ):
+            self._new_connector_state = message.version, event.payload[0]
 
     def _on_new_broker(self, now: float) -> list[Instruction]:
         # Leases of the previous broker are void, except the one being sampled, whose fragment is still accepted.
@@ -403,9 +405,13 @@ class RunnerCore(PeerCore):
             self._queue.popleft()
             self._current = lease
             self._started_at, self._behind_s = now, max(0.0, self._free_since - since)
-            instructions += self._apply_news()
+            start = StartLease(
+                lease, self._new_weights, self._new_connector_state and self._new_connector_state[1]
+            )
+            self.connector_version = self._held_connector_version()
+            self._new_weights = self._new_connector_state = None
             self._sampled_with = (*self.weights.order, self.connector_version)
-            return [*instructions, StartLease(lease)]
+            return [*instructions, start]
         return instructions
 
     def _ask(
@@ -434,19 +440,7 @@ class RunnerCore(PeerCore):
         )
 
     def _held_connector_version(self) -> int:
-        newest = self._new_connector_state
-        return newest.version if newest else self.connector_version
-
-    def _apply_news(self) -> list[Instruction]:
-        news: list[Instruction] = []
-        if self._new_weights is not None:
-            news.append(self._new_weights)
-            self._new_weights = None
-        if self._new_connector_state is not None:
-            news.append(self._new_connector_state)
-            self.connector_version = self._new_connector_state.version
-            self._new_connector_state = None
-        return news
+        return self._new_connector_state[0] if self._new_connector_state else self.connector_version
 
     def _offer(self, frame: Buffer, now: float) -> None:
         self._passed(memoryview(frame).nbytes)
@@ -455,7 +449,7 @@ class RunnerCore(PeerCore):
         except WireError:
             return
         if self.weights.offer(header, body):
-            self._new_weights = ApplyWeights(header, body)
+            self._new_weights = header, body
             if self._ask_after_s > self.timers.snapshot_wait_s:
                 self._answers.note(now - self._asked_at)
             self._ask_after_s = self.timers.snapshot_wait_s

@@ -40,8 +40,6 @@ from rlzmq.net.keys import CurveClient, JoinFile
 from rlzmq.net.shared_memory import FOLDED_TOPIC
 from rlzmq.net.socket import DrainSocket
 from rlzmq.protocol.core import (
-    ApplyConnectorState,
-    ApplyWeights,
     Instruction,
     Received,
     Send,
@@ -60,7 +58,7 @@ from rlzmq.roles.peer_link import (
 )
 from rlzmq.runners.vector_env_runners import make_env_runner
 from rlzmq.wire.codec import PUBLICATION_TOPIC
-from rlzmq.wire.messages import Lease, Snapshot, SnapshotRequest, encode_message
+from rlzmq.wire.messages import Snapshot, SnapshotRequest, encode_message
 from rlzmq.wire.payloads import sorted_by_env, unpack_blob
 
 __all__ = ["EnvRunnerRole", "IdleTime", "RemoteRunner", "RunnerLink", "make_env_runner"]
@@ -219,36 +217,26 @@ class RunnerLink(PeerLink):
                 self._neighbors.offer(frames[-1])
 
     def act(self, instruction: Instruction) -> None:
-        """Load weights and connector states, and sample leases, in order on the sampler thread."""
+        """Sample leases, in order on the sampler thread, each with the weights and connector state that it brings."""
+        if isinstance(instruction, StartLease):
+            self._sample(instruction)
+
+    def _load(self, news: StartLease) -> None:
+        """Load the weights and connector state that came since the last lease."""
         runner = self._role.env_runner
-        if isinstance(instruction, ApplyWeights):
-            header, body = instruction.header, instruction.body
-            faults.record("weights", generation=header.generation, version=header.version)
-
-            def set_weights() -> None:
-                # Learners may have published weights of the former modules while this runner's were changed.
-                if header.layout_digest == runner.get_weights_layout().digest:
-                    runner.set_weights(
-                        body,
-                        version=header.version,
-                        generation=header.generation,
-                        num_env_steps=header.num_env_steps,
-                        may_keep=True,
-                    )
-
-            self._submit(set_weights)
-        elif isinstance(instruction, ApplyConnectorState):
-            blob = instruction.blob
-            self._submit(lambda: runner.set_connector_state(unpack_blob(blob)))
-        elif isinstance(instruction, StartLease):
-            self._sample(instruction.lease)
-
-    def _submit(self, job: Callable[[], Any]) -> None:
-        self.when_done(self._run_blocking(job), self._check)
-
-    def _check(self, done: asyncio.Future[Any]) -> None:
-        if (error := done.exception()) is not None:
-            self.fail(error)
+        if news.weights is not None:
+            header, body = news.weights
+            # Learners may have published weights of the former modules while this runner's were changed.
+            if header.layout_digest == runner.get_weights_layout().digest:
+                runner.set_weights(
+                    body,
+                    version=header.version,
+                    generation=header.generation,
+                    num_env_steps=header.num_env_steps,
+                    may_keep=True,
+                )
+        if news.connector_state is not None:
+            runner.set_connector_state(unpack_blob(news.connector_state))
 
     @ends_link
     def _tick(self) -> None:
@@ -285,13 +273,17 @@ class RunnerLink(PeerLink):
         for seq in [seq for seq in self._recorded if seq not in kept]:
             faults.record("committed", id=self._recorded.pop(seq))
 
-    def _sample(self, lease: Lease) -> None:
-        runner = self._role.env_runner
+    def _sample(self, instruction: StartLease) -> None:
+        runner, lease = self._role.env_runner, instruction.lease
+        if instruction.weights is not None:
+            header, _ = instruction.weights
+            faults.record("weights", generation=header.generation, version=header.version)
         self._idle.lease_begins(time.perf_counter())
         sums = self._timers.take()
         encode_s = 0.0
 
         def job() -> dict[str, Any]:
+            self._load(instruction)
             runner.timers.merge(sums)
             batch = self._role.take_fragment(lease.num_vector_steps, lease.max_s or None)
             sampled_at = time.perf_counter()

@@ -100,9 +100,9 @@ class FakeRunner(FakePeer):
         self.do(self.core.take_weights(frames[0], self.loop.time()))
 
     def act(self, item: Any) -> None:
-        if isinstance(item, E.ApplyWeights):
-            self.versions.append(item.header.version)
-        elif isinstance(item, E.StartLease):
+        if isinstance(item, E.StartLease):
+            if item.weights is not None:
+                self.versions.append(item.weights[0].version)
             self.has_sampled.set()
             self.loop.call_soon(self.sample, item.lease)
 

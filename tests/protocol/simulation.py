@@ -279,9 +279,9 @@ class Simulation:
                     self.history.sent.add(item.message.fragment_id)
                 self.deliver(process, True, item)
             elif isinstance(item, E.StartLease):
+                if item.weights is not None:
+                    self.history.applied(process.core.uuid, item.weights[0].order)
                 self.sample(process, item.lease)
-            elif isinstance(item, E.ApplyWeights):
-                self.history.applied(process.core.uuid, item.header.order)
             elif isinstance(item, E.DecodeShard):
                 assert isinstance(process, LearnerProcess)
                 self.after(0.001, lambda p=process, i=item.shard: self.decode(p, i))

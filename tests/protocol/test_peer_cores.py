@@ -45,9 +45,9 @@ def test_a_lease_waits_for_its_connector_state():
     core = _runner()
     receive(core, m.ConnectorState(1), payload=(b"old",))
     assert receive(core, _lease(connector_version=2)) == []
-    started = receive(core, m.ConnectorState(2), payload=(b"new",))
-    assert [type(i) for i in started] == [E.ApplyWeights, E.ApplyConnectorState, E.StartLease]
-    assert instructions_in(started, E.ApplyConnectorState)[0].blob == b"new"
+    (start,) = instructions_in(receive(core, m.ConnectorState(2), payload=(b"new",)), E.StartLease)
+    assert start.weights is not None
+    assert start.connector_state == b"new"
 
 
 def test_a_leaving_runner_returns_leases_hands_over_and_says_goodbye():
