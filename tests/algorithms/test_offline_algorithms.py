@@ -278,6 +278,7 @@ def test_every_way_to_load_cloned_weights_into_appo_sets_its_target_networks(
         algo.save_to_path(tmp_path / "checkpoint")
     module = str(tmp_path / "checkpoint/learner_group/learner/rl_module/default_policy")
     config = APPOConfig().environment("CartPole-v1").training(train_batch_size_per_learner=64)
+    config.reporting(min_time_s_per_iteration=0)
     config.env_runners(num_env_runners=0).rl_module(model_config={"fcnet_hiddens": [32]}).debugging(seed=1)
     with config.build() as appo:
         initial = whole(appo)

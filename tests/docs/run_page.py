@@ -20,7 +20,11 @@ from collections import Counter
 from pathlib import Path
 
 _MAX_BATCH = 256
-_MAX_STEPS = {"min_sample_timesteps_per_iteration": 300, "num_steps_sampled_before_learning_starts": 200}
+_MOST = {
+    "min_time_s_per_iteration": 0.5,
+    "min_sample_timesteps_per_iteration": 300,
+    "num_steps_sampled_before_learning_starts": 200,
+}
 _MAX_RESULTS = 2
 _MAX_PICTURES = 9
 
@@ -46,7 +50,7 @@ def _make_small() -> None:
         config.training(train_batch_size_per_learner=size, num_epochs=min(config.num_epochs, 2))
         if config.minibatch_size is not None:
             config.training(minibatch_size=min(config.minibatch_size, size))
-        for name, most in _MAX_STEPS.items():
+        for name, most in _MOST.items():
             if config.get(name):
                 config.update_from_dict({name: min(config[name], most)})
         return for_build(config, env, False)

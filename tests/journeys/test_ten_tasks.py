@@ -269,7 +269,7 @@ def test_a_slow_env(place: Terminal) -> None:
     trained = typed(
         place,
         f"rlzmq train appo --env {env} --env-runners 2 --envs-per-env-runner 2 --train-batch-size-per-learner 64 "
-        "--stop iterations=1 --run-dir runs/slow",
+        "--min-time-s-per-iteration 1 --stop iterations=1 --run-dir runs/slow",
     )
     assert "bottleneck env" in trained.out, trained
     assert "num_env_runners" in last_result(place, "runs/slow")["bottleneck"]["advice"]
