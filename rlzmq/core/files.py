@@ -22,6 +22,7 @@ import time
 import weakref
 import zlib
 from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
@@ -62,19 +63,30 @@ def opener(path: str, flags: int) -> int:
     return os.open(path, flags, _FILE_MODE)
 
 
-def write_text(path: Path, text: str) -> None:
+def write_text(path: Path, text: str, *, is_private: bool = False) -> None:
     """Write a small UTF-8 file at once: after a failure or a kill it has either the old or the new content.
 
     A link is replaced, not followed. So is every other kind of file.
+
+    Args:
+        path: The file.
+        text: Its content.
+        is_private: Whether nobody else may read it (mode 0600). It is then on disk when this returns.
 
     Raises:
         OSError: It cannot be written; ``filename`` is its path.
     """
     scratch = path.with_name(f".{path.name}.{secrets.token_hex(4)}.new")
     try:
-        with open(scratch, "x", encoding="utf-8", opener=opener) as file:
+        mine = partial(os.open, mode=0o600) if is_private else opener
+        with open(scratch, "x", encoding="utf-8", opener=mine) as file:
             file.write(text)
+            if is_private:
+                file.flush()
+                os.fsync(file.fileno())
         scratch.rename(path)
+        if is_private:
+            sync_directory(path.parent)
     except BaseException as error:
         with contextlib.suppress(OSError):
             scratch.unlink()
@@ -234,22 +246,8 @@ def sync_directory(path: Path) -> None:
 
 
 def write_private_file(path: str | os.PathLike[str], text: str) -> None:
-    """Write a file atomically, with mode 0600: it is never visible half-written or readable by others."""
-    target = Path(path)
-    temporary = target.with_name(f".{target.name}.{secrets.token_hex(4)}")
-    fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
-    try:
-        with os.fdopen(fd, "w", encoding="utf-8") as file:
-            os.fchmod(file.fileno(), 0o600)
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, target)
-    except BaseException:
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(temporary)
-        raise
-    sync_directory(target.parent)
+    """Write a private file; see `write_text`."""
+    write_text(Path(path), text, is_private=True)
 
 
 def read_private_file(path: str | os.PathLike[str], *, max_bytes: int = 64 * 1024) -> str:
