@@ -6,11 +6,13 @@
 from __future__ import annotations
 
 import abc
+import functools
 import math
+import operator
 import re
 import time
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Self
 
@@ -43,6 +45,13 @@ __all__ = [
 
 
 REDUCTIONS = ("mean", "ema", "min", "max", "sum", "lifetime_sum", "percentiles", "item", "item_series")
+# How a value becomes one with the next; a mean divides the sum.
+_FOLDS: dict[str, Callable[[Any, Any], Any]] = {
+    **dict.fromkeys(("mean", "sum", "lifetime_sum"), operator.add),
+    "min": lambda old, new: new if new < old else old,
+    "max": lambda old, new: new if new > old else old,
+    "item": lambda old, new: new,
+}
 _PERCENTILES = (0, 50, 75, 90, 95, 99, 100)
 _MAX_SERIES = 100_000  # limit for series that are never reduced
 
@@ -192,11 +201,10 @@ class Stat(StatsBase):
         self.clears_window = clears_window
         keeps_all = reduce in ("percentiles", "item_series") or window is not None
         self.values: deque[Any] | None = deque(maxlen=window or _MAX_SERIES) if keeps_all else None
-        self.total: Any = 0
+        self.total: Any = None  # of what was logged, by `_FOLDS`; the value of "ema"
         self.count = 0
-        self.extreme: Any = None
         self.finished_count = 0  # the parts of `count` and `total` before the last reduce
-        self.finished_total: Any = 0  # value of "ema" at the last reduce
+        self.finished_total: Any = None
         self.since_finish: Any = 0  # sum of new values, for the throughput
         self.last_time: float = time.perf_counter()
         self.throughput: float = 0.0
@@ -209,32 +217,23 @@ class Stat(StatsBase):
         if self.values is not None:
             self.values.append(value)
             return
-        kind = self.kind
-        if kind in ("mean", "sum", "lifetime_sum"):
-            self.total = self.total + value
-        elif kind == "item":
+        if self.total is None:
             self.total = value
-        elif kind == "ema":
-            old = self.extreme
-            self.extreme = value if old is None else old + self.ema_coeff * (value - old)
-        elif self.extreme is None or (value < self.extreme if kind == "min" else value > self.extreme):
-            self.extreme = value
+        elif self.kind == "ema":
+            self.total = self.total + self.ema_coeff * (value - self.total)
+        else:
+            self.total = _FOLDS[self.kind](self.total, value)
 
     def peek(self) -> Any:
         """Return the current reduced value; NaN (or 0, or []) if nothing was logged."""
         return _plain(self._peek())
 
     def _peek(self) -> Any:
-        kind = self.kind
         if self.values is not None:
-            return _reduce_values(kind, _plain(list(self.values)), self.percentiles)
-        if kind in ("sum", "lifetime_sum"):
-            return self.total
-        if kind == "mean":
-            return self.total / self.count if self.count else math.nan
-        if kind == "item":
-            return self.total if self.count else math.nan
-        return math.nan if self.extreme is None else self.extreme
+            return _reduce_values(self.kind, _plain(list(self.values)), self.percentiles)
+        if self.total is None:
+            return _of_nothing(self.kind)
+        return self.total / self.count if self.kind == "mean" else self.total
 
     def reduce(self) -> Any:
         """Return the value of the iteration, and drop values that are not kept."""
@@ -248,9 +247,8 @@ class Stat(StatsBase):
             if self.window is None or self.clears_window:
                 self.values.clear()
         elif self.kind not in ("lifetime_sum", "item", "ema"):
-            self.total, self.count, self.extreme = 0, 0, None
-        self.finished_count = self.count
-        self.finished_total = self.extreme if self.kind == "ema" else self.total
+            self.total, self.count = None, 0
+        self.finished_count, self.finished_total = self.count, self.total
         return value
 
     def merge(self, incoming_stats: Sequence[Self]) -> None:
@@ -262,23 +260,16 @@ class Stat(StatsBase):
         self.count += num_new
         for other in others:
             self.since_finish = self.since_finish + other.since_finish
-        kind = self.kind
         if self.values is not None:
             for other in others:
                 self.values.extend(other.values or ())
-        elif kind in ("mean", "sum", "lifetime_sum"):
-            for other in others:
-                self.total = self.total + other.total
-        elif kind == "item":
-            self.total = others[-1].total
-        elif kind == "ema":
-            new = sum(other.count * other.extreme for other in others) / num_new
-            old = self.extreme
-            self.extreme = new if old is None else new + self._ema_kept(num_new) * (old - new)
+        elif self.kind == "ema":
+            new = sum(other.count * other.total for other in others) / num_new
+            old = self.total
+            self.total = new if old is None else new + self._ema_kept(num_new) * (old - new)
         else:
-            values = [other.extreme for other in others]
-            values += [] if self.extreme is None else [self.extreme]
-            self.extreme = min(values) if kind == "min" else max(values)
+            for other in others:
+                self.total = other.total if self.total is None else _FOLDS[self.kind](self.total, other.total)
 
     def _ema_kept(self, num_new: int) -> float:
         """Return the remaining weight of an "ema" after a number of new values."""
@@ -290,7 +281,6 @@ class Stat(StatsBase):
             "values": None if self.values is None else _plain(list(self.values)),
             "total": _plain(self.total),
             "count": self.count,
-            "extreme": _plain(self.extreme),
             "finished_count": self.finished_count,
             "finished_total": _plain(self.finished_total),
             "since_finish": 0,
@@ -301,7 +291,7 @@ class Stat(StatsBase):
         if self.values is not None:
             self.values.clear()
             self.values.extend(state["values"] or ())
-        self.total, self.count, self.extreme = state["total"], state["count"], state["extreme"]
+        self.total, self.count = state["total"], state["count"]
         self.finished_count, self.finished_total = state["finished_count"], state["finished_total"]
         self.since_finish = state["since_finish"]
 
@@ -312,12 +302,12 @@ class Stat(StatsBase):
         if self.values is not None:
             values = list(self.values)
             state["values"] = values[max(len(values) - num_new, 0) :]
-        elif self.kind == "lifetime_sum":
+        elif self.kind == "lifetime_sum" and self.finished_count:
             state["total"] -= state["finished_total"]
         elif self.kind == "ema" and self.finished_count and (kept := self._ema_kept(num_new)) < 1:
-            state["extreme"] = (state["extreme"] - kept * state["finished_total"]) / (1 - kept)
+            state["total"] = (state["total"] - kept * state["finished_total"]) / (1 - kept)
         since = _plain(self.since_finish)
-        return {**state, "count": num_new, "finished_count": 0, "finished_total": 0, "since_finish": since}
+        return {**state, "count": num_new, "finished_count": 0, "finished_total": None, "since_finish": since}
 
 
 def new_stat(
@@ -410,15 +400,13 @@ def _reduce_values(kind: str, values: list[Any], percentiles: Sequence[float] | 
         wanted = _PERCENTILES if percentiles is None else percentiles
         return {p: _percentile(ordered, p) for p in wanted} if ordered else {}
     if not values:
-        return 0 if kind in ("sum", "lifetime_sum") else math.nan
-    if kind == "min":
-        return min(values)
-    if kind == "max":
-        return max(values)
-    if kind == "item":
-        return values[-1]
-    total = sum(values)
-    return total if kind in ("sum", "lifetime_sum") else total / len(values)
+        return _of_nothing(kind)
+    total = functools.reduce(_FOLDS[kind], values)
+    return total / len(values) if kind == "mean" else total
+
+
+def _of_nothing(kind: str) -> float:
+    return 0 if kind in ("sum", "lifetime_sum") else math.nan
 
 
 Key = str | Sequence[str]
