@@ -159,7 +159,7 @@ class EpisodeReplayBuffer(ReplayBuffer):
         return {
             "num_env_steps_stored": store.num_steps,
             "num_episodes_stored": store.num_episodes,
-            "num_bytes_stored": store.num_bytes,
+            "num_bytes_stored": self.num_bytes,
             "num_env_steps_added_lifetime": store.num_added,
             "num_env_steps_evicted_lifetime": store.num_evicted,
             "num_env_steps_sampled_lifetime": self._num_sampled,
