@@ -33,7 +33,6 @@ from rlzmq.wire.messages import (
 __all__ = [
     "LARGE_BYTES",
     "DecodeShard",
-    "DropShards",
     "Instruction",
     "Malformed",
     "Overrun",
@@ -164,7 +163,7 @@ class StartLease:
 class DecodeShard:
     """Decode and check a shard's fragment (`payloads.decode_fragment`), and cut out its range.
 
-    Keep it under (update_id, attempt, index). Answer with `LearnerCore.shard_decoded` or `shard_failed`.
+    Answer with `LearnerCore.shard_decoded` or `shard_failed`.
     """
 
     shard: Shard
@@ -173,20 +172,13 @@ class DecodeShard:
 
 @dataclass(frozen=True, slots=True)
 class RunUpdate:
-    """Train on the decoded shards of the plan's update and attempt, in the order of index.
+    """Train on the decoded shards of the plan, which are in the order of index.
 
     Answer with `LearnerCore.update_trained`.
     """
 
     plan: ShardPlan
-
-
-@dataclass(frozen=True, slots=True)
-class DropShards:
-    """Discard the decoded shards of this attempt of the update."""
-
-    update_id: int
-    attempt: int
+    decoded: Sequence[Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -223,7 +215,7 @@ class Stop:
 
 
 Instruction: TypeAlias = (
-    Send | Publish | Quarantine | StartLease | DecodeShard | RunUpdate | DropShards | Report | Tell | Stop
+    Send | Publish | Quarantine | StartLease | DecodeShard | RunUpdate | Report | Tell | Stop
 )
 
 

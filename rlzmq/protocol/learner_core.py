@@ -15,10 +15,10 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from rlzmq.protocol.core import (
     DecodeShard,
-    DropShards,
     Instruction,
     PeerCore,
     PeerTimers,
@@ -132,7 +132,7 @@ class _HeldShard:
     attempt: int
     plan: ShardPlan | None = None
     shards: dict[int, Shard] = field(default_factory=dict)
-    decoded: set[int] = field(default_factory=set)
+    decoded: dict[int, Any] = field(default_factory=dict)
     ready_at: float = float("-inf")
     phase: int = _RECEIVING
     train: Train | None = None
@@ -181,10 +181,10 @@ class LearnerCore(PeerCore):
 
     # ------------------------------------------------------------------ facts
 
-    def is_receiving(self, update_id: int, attempt: int) -> bool:
-        """Return whether shards of this update are still missing, so that a shard may be refused."""
-        held = self._matching(update_id, attempt)
-        return held is not None and held.phase == _RECEIVING
+    def refusable_shards(self) -> list[tuple[Shard, Any]]:
+        """Return the decoded shards, with their data, of updates of which others are missing: they may be refused."""
+        receiving = (held for held in self._held.values() if held.phase == _RECEIVING)
+        return [(held.shards[index], data) for held in receiving for index, data in held.decoded.items()]
 
     def training_ranges(self, update_id: int) -> list[FragmentRange]:
         """Return an update's ranges over all ranks once TRAIN has arrived; before, an empty list."""
@@ -206,26 +206,24 @@ class LearnerCore(PeerCore):
         return instructions + self._advance(now)
 
     @unless_stopped
-    def shard_decoded(self, update_id: int, attempt: int, index: int, now: float) -> list[Instruction]:
-        """Note that the data of a DecodeShard can be trained."""
-        held = self._matching(update_id, attempt)
-        if held is not None and index in held.shards:
-            held.decoded.add(index)
+    def shard_decoded(self, shard: Shard, data: object, now: float) -> list[Instruction]:
+        """Keep the data of a DecodeShard, which can be trained, for its RunUpdate."""
+        held = self._matching(shard.update_id, shard.attempt)
+        if held is not None and shard.index in held.shards:
+            held.decoded[shard.index] = data
         return self._advance(now)
 
     @unless_stopped
-    def shard_failed(
-        self, update_id: int, attempt: int, index: int, reason: str, detail: str
-    ) -> list[Instruction]:
+    def shard_failed(self, shard: Shard, reason: str, detail: str) -> list[Instruction]:
         """Refuse the fragment of a DecodeShard: it must not be trained."""
-        held = self._matching(update_id, attempt)
-        if held is None or index not in held.shards:
+        held = self._matching(shard.update_id, shard.attempt)
+        if held is None or shard.index not in held.shards:
             return []
         # Forget the shard. If the refusal is lost, the broker sends the shard again.
-        shard = held.shards.pop(index)
-        held.decoded.discard(index)
-        refused = ShardRefused(update_id, attempt, self.generation, shard.fragment, reason, detail[:1000])
-        return [Send(b"", refused)]
+        del held.shards[shard.index]
+        held.decoded.pop(shard.index, None)
+        numbers = shard.update_id, shard.attempt, self.generation
+        return [Send(b"", ShardRefused(*numbers, shard.fragment, reason, detail[:1000]))]
 
     @unless_stopped
     def update_trained(
@@ -299,7 +297,11 @@ class LearnerCore(PeerCore):
         """
         if generation <= self.generation:
             raise ValueError(f"generation {generation} is not above {self.generation}")
-        dropped = self._drop_at_hand(next_update)
+        for update_id, held in self._held.items():
+            if update_id < next_update:
+                # The group's state has trained it (here or on the rank whose state was adopted).
+                self._memory.note_trained(held.train_ranges)
+        self._held.clear()
         self.is_forming = False
         self.generation, self.rank, self.num_ranks = generation, rank, num_ranks
         if memory:
@@ -312,7 +314,7 @@ class LearnerCore(PeerCore):
             done.message = replace(done.message, generation=generation, rank=rank)
         self.next_update = next_update
         self._running = None
-        return [*dropped, *self.start(now)]
+        return self.start(now)
 
     def _on_message(self, event: Received, now: float) -> list[Instruction]:
         message = event.message
@@ -336,15 +338,15 @@ class LearnerCore(PeerCore):
             return []
         if isinstance(message, Train):
             return self._on_train(message, event.payload)
-        held, instructions = self._open(message.update_id, message.attempt)
+        held = self._open(message.update_id, message.attempt)
         if held is None:
-            return instructions
+            return []
         if isinstance(message, ShardPlan):
             held.plan = message
         elif message.index not in held.shards:
             held.shards[message.index] = message
-            instructions.append(DecodeShard(message, event.payload))
-        return instructions
+            return [DecodeShard(message, event.payload)]
+        return []
 
     def _on_train(self, message: Train, payload: tuple[Buffer, ...]) -> list[Instruction]:
         held = self._matching(message.update_id, message.attempt)
@@ -396,40 +398,25 @@ class LearnerCore(PeerCore):
             assert head.plan is not None, "TRAIN is kept once all of the plan is decoded"
             self._running = self.next_update
             head.phase = _TRAINING
-            instructions.append(RunUpdate(head.plan))
+            instructions.append(RunUpdate(head.plan, [head.decoded[index] for index in sorted(head.decoded)]))
         return instructions
 
     def _ready(self, update_id: int, held: _HeldShard) -> Send:
         return Send(b"", ShardReady(update_id, held.attempt, self.generation, self.rank))
 
-    def _open(self, update_id: int, attempt: int) -> tuple[_HeldShard | None, list[Instruction]]:
+    def _open(self, update_id: int, attempt: int) -> _HeldShard | None:
         """Return the held update of this attempt, created if new. A higher attempt replaces a lower one."""
         held = self._held.get(update_id)
         if held is not None and held.attempt == attempt:
-            return held, []
+            return held
         if held is not None and (attempt < held.attempt or held.phase == _TRAINING):
-            return None, []
-        instructions = self._void(update_id) if held is not None else []
+            return None
         opened = self._held[update_id] = _HeldShard(attempt)
-        return opened, instructions
+        return opened
 
     def _matching(self, update_id: int, attempt: int) -> _HeldShard | None:
         held = self._held.get(update_id)
         return held if held is not None and held.attempt == attempt else None
-
-    def _void(self, update_id: int) -> list[Instruction]:
-        held = self._held.pop(update_id)
-        return [DropShards(update_id, held.attempt)]
-
-    def _drop_at_hand(self, next_update: int) -> list[Instruction]:
-        instructions: list[Instruction] = []
-        for update_id, held in self._held.items():
-            if update_id < next_update:
-                # The group's state has trained it (here or on the rank whose state was adopted).
-                self._memory.note_trained(held.train_ranges)
-            instructions.append(DropShards(update_id, held.attempt))
-        self._held.clear()
-        return instructions
 
     def _send_weights(self) -> list[Instruction]:
         if self._weights is None or not self.is_welcome or self.rank != 0:

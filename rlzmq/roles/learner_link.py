@@ -44,7 +44,6 @@ from rlzmq.modules.weights import WeightsLayout
 from rlzmq.net.keys import CurveClient
 from rlzmq.protocol.core import (
     DecodeShard,
-    DropShards,
     Instruction,
     RunUpdate,
 )
@@ -464,7 +463,6 @@ class LearnerLink(PeerLink):
         self._run_id = run_id
         self.num_env_steps_before = num_env_steps_before
         self._arrivals = arrivals
-        self._shards: dict[tuple[int, int], dict[int, tuple[Any, Shard, Sequence[Buffer]]]] = {}
         self._layout: Any = None
         self._synced_module_ids: list[str] | None = None
         self._rank = 0
@@ -501,7 +499,6 @@ class LearnerLink(PeerLink):
         self._rank, self._generation = rank, generation
         if self.group_lost.done():
             self.group_lost = self._loop.create_future()
-        self._shards.clear()
         if self._arrivals is not None and begins_lineage:
             self._arrivals.state_is_due()
         version = self._learner.weights_seq_no
@@ -532,10 +529,8 @@ class LearnerLink(PeerLink):
         """Decode shards on the loop (views, no copies); train on the learner thread."""
         if isinstance(instruction, DecodeShard):
             self._decode(instruction.shard, instruction.frames)
-        elif isinstance(instruction, DropShards):
-            self._shards.pop((instruction.update_id, instruction.attempt), None)
         elif isinstance(instruction, RunUpdate):
-            self._train(instruction.plan)
+            self._train(instruction.plan, instruction.decoded)
 
     def _decode(self, shard: Shard, frames: Sequence[Buffer]) -> None:
         num_replaced = self._check.num_replaced
@@ -550,29 +545,22 @@ class LearnerLink(PeerLink):
             if not isinstance(error, (ProtocolError, ValueError)):
                 _log.error("fragment %s raised an error in its check:", shard.fragment, exc_info=error)
                 detail = f"{type(error).__name__}: {detail}"
-            failed = self.core.shard_failed(shard.update_id, shard.attempt, shard.index, str(reason), detail)
-            self.do(failed)
+            self.do(self.core.shard_failed(shard, str(reason), detail))
             return
         if trace.is_on:
             trace.span("decode", start, time.perf_counter(), fragment=str(shard.fragment))
-        self._shards.setdefault((shard.update_id, shard.attempt), {})[shard.index] = batch, shard, frames
-        if self._check.num_replaced > num_replaced:
-            self._refuse_misfits()  # before this shard may complete its update
-        self.do(self.core.shard_decoded(shard.update_id, shard.attempt, shard.index, self.now()))
+        if self._check.num_replaced > num_replaced:  # before this shard may complete its update
+            for earlier, (former, *_) in self.core.refusable_shards():
+                if misfit := self._check.misfit(former):
+                    self.do(self.core.shard_failed(earlier, "unusable", misfit))
+        self.do(self.core.shard_decoded(shard, (batch, shard, frames), self.now()))
 
-    def _refuse_misfits(self) -> None:
-        """Refuse received shards of the former form after the expected form was replaced."""
-        for (update_id, attempt), batches in list(self._shards.items()):
-            for index, (batch, *_) in list(batches.items()):
-                if self.core.is_receiving(update_id, attempt) and (misfit := self._check.misfit(batch)):
-                    del batches[index]
-                    self.do(self.core.shard_failed(update_id, attempt, index, "unusable", misfit))
-
-    def _train(self, update: ShardPlan) -> None:
+    def _train(
+        self, update: ShardPlan, decoded: Sequence[tuple[EpisodeBatch, Shard, Sequence[Buffer]]]
+    ) -> None:
         if self.core.is_forming:
             return  # void: GroupFormed will name the next update
-        shards = self._shards.pop((update.update_id, update.attempt), {})  # a rank may have no fresh data
-        batches = [shards[index][0] for index in range(update.num_fragments)]
+        batches = [batch for batch, _, _ in decoded]  # a rank may have no fresh data
         num_steps = self.num_env_steps_before + update.num_env_steps_all_ranks
         # Without sampling, schedules follow the learner's count of trained steps.
         timesteps = {"num_env_steps_sampled_lifetime": num_steps} if num_steps else None
@@ -581,8 +569,8 @@ class LearnerLink(PeerLink):
 
         def job() -> tuple[bytes, Any, int]:
             if self._arrivals is not None:
-                ordered = [shards[index][1:] for index in range(update.num_fragments)]
-                self._arrivals.begin_update(self._learner, ordered, timesteps)
+                arrived = [(shard, frames) for _, shard, frames in decoded]
+                self._arrivals.begin_update(self._learner, arrived, timesteps)
             start = time.perf_counter()
             if trace.is_on and self._trained_at is not None:
                 trace.span("wait", self._trained_at, start)
@@ -594,7 +582,7 @@ class LearnerLink(PeerLink):
             if trace.is_on:
                 self._trained_at = time.perf_counter()
                 trace.span("train", start, self._trained_at, update=update.update_id)
-                for _, shard, _ in shards.values():
+                for _, shard, _ in decoded:
                     trace.flow_end(str(shard.fragment), start)
             return pack_blob(results), weights, results["__all_modules__"]["num_env_steps_trained"]
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -127,7 +127,6 @@ class FakeLearner(FakePeer):
     def __init__(self, addresses: dict[str, str], on_trained: Callable[[int], None] | None = None) -> None:
         super().__init__(LearnerCore("run", "learner-0", "uuid-learner", timers=TIMERS), addresses)
         self.trained: list[tuple[str, int, int]] = []
-        self.shards: dict[tuple[int, int], dict[int, Shard]] = {}
         self.on_trained = on_trained
         self.do(self.core.form_group(1, 0, 1, 0, self.loop.time()))
         self.new_weights(0)
@@ -144,15 +143,13 @@ class FakeLearner(FakePeer):
             shard = item.shard
             assert fragment.fragment_id == shard.fragment
             assert np.array_equal(arrays[0], np.arange(len(arrays[0]), dtype=np.uint8))
-            self.shards.setdefault((shard.update_id, shard.attempt), {})[shard.index] = shard
-            self.do(self.core.shard_decoded(shard.update_id, shard.attempt, shard.index, self.loop.time()))
+            self.do(self.core.shard_decoded(shard, shard, self.loop.time()))
         elif isinstance(item, E.RunUpdate):
-            self.loop.call_soon(self.train, item.plan)
+            self.loop.call_soon(self.train, item.plan, item.decoded)
 
-    def train(self, item: ShardPlan) -> None:
-        shards = self.shards.pop((item.update_id, item.attempt))
-        assert sum(shard.num_steps for shard in shards.values()) == item.num_env_steps
-        for shard in shards.values():
+    def train(self, item: ShardPlan, shards: Sequence[Shard]) -> None:
+        assert sum(shard.num_steps for shard in shards) == item.num_env_steps
+        for shard in shards:
             first = shard.first
             self.trained += [
                 (str(shard.fragment), step, item.update_id) for step in range(first, first + shard.num_steps)

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import heapq
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -287,7 +287,7 @@ class Simulation:
                 self.after(0.001, lambda p=process, i=item.shard: self.decode(p, i))
             elif isinstance(item, E.RunUpdate):
                 assert isinstance(process, LearnerProcess)
-                self.train(process, item.plan)
+                self.train(process, item.plan, item.decoded)
             elif isinstance(item, E.Report):
                 self.reported(item)
             elif isinstance(item, E.Stop) and process.name.startswith("runner") and process.alive:
@@ -400,25 +400,24 @@ class Simulation:
             process.missed.append(lambda: self.decode(process, item))
             return
         if self.plan.poison and item.fragment.seq % 7 == 3:
-            said = process.core.shard_failed(item.update_id, item.attempt, item.index, "not_finite", "NaN")
+            said = process.core.shard_failed(item, "not_finite", "NaN")
         else:
             shard = FragmentRange(item.fragment, item.first, item.num_steps)
             process.shards.setdefault((item.update_id, item.attempt), {})[item.index] = shard
-            said = process.core.shard_decoded(item.update_id, item.attempt, item.index, self.now)
+            said = process.core.shard_decoded(item, shard, self.now)
         self.do(process, said)
 
-    def train(self, process: LearnerProcess, item: ShardPlan) -> None:
+    def train(self, process: LearnerProcess, item: ShardPlan, shards: Sequence[FragmentRange]) -> None:
         """A rank enters the update; when all have, they vote and step, each at its own moment."""
         key = (item.update_id, item.attempt)
-        shards = process.shards.get(key, {})
-        assert sorted(shards) == list(range(item.num_fragments)), "incomplete shard"
-        assert sum(s.num_steps for s in shards.values()) == item.num_env_steps, "not the planned steps"
+        assert len(shards) == item.num_fragments, "incomplete shard"
+        assert sum(s.num_steps for s in shards) == item.num_env_steps, "not the planned steps"
         if not self.plan.has_replay:
             shares = rank_shares(item.num_env_steps_all_ranks, len(self.group))
             assert item.num_env_steps == shares[process.rank], "not this rank's share"
-        self.history.got(self.generation, process.rank, len(self.group), list(shards.values()), self.broker)
+        self.history.got(self.generation, process.rank, len(self.group), list(shards), self.broker)
         assert item.num_env_steps_all_ranks >= self.plan.steps_per_rank * self.plan.num_ranks
-        if self.plan.killer and any(s.fragment.seq % 11 == 4 for s in shards.values()):
+        if self.plan.killer and any(s.fragment.seq % 11 == 4 for s in shards):
             self.after(0.01, lambda: self.kill_learner(process))
             return
         started = self.started.setdefault(key, set())

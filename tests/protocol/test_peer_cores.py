@@ -74,15 +74,15 @@ def test_a_decoded_shard_may_be_refused_until_its_update_is_complete():
         core.form_group(1, 0, 2, 0, 0.0)
         welcome(core)
         receive(core, m.ShardPlan(5, 0, 100, 1, 2, 10, 20))
-        for index in range(2):
-            shard = m.Shard(5, 0, 100, 1, index, FragmentId("r", 1, index), 3, 5)
+        shards = [m.Shard(5, 0, 100, 1, index, FragmentId("r", 1, index), 3, 5) for index in range(2)]
+        for shard in shards:
             receive(core, shard, payload=(b"head", b"obs"))
-        core.shard_decoded(0, 100, 0, 0.0)
-    assert refuses.is_receiving(0, 100)
-    assert messages_in(refuses.shard_failed(0, 100, 0, "unusable", "its form"), m.ShardRefused)
-    assert not messages_in(refuses.shard_decoded(0, 100, 1, 0.0), m.ShardReady)
-    assert messages_in(trains.shard_decoded(0, 100, 1, 0.0), m.ShardReady)
-    assert not trains.is_receiving(0, 100)
+        core.shard_decoded(shards[0], "first", 0.0)
+    assert refuses.refusable_shards() == [(shards[0], "first")]
+    assert messages_in(refuses.shard_failed(shards[0], "unusable", "its form"), m.ShardRefused)
+    assert not messages_in(refuses.shard_decoded(shards[1], "second", 0.0), m.ShardReady)
+    assert messages_in(trains.shard_decoded(shards[1], "second", 0.0), m.ShardReady)
+    assert not trains.refusable_shards()
 
 
 def test_what_runners_no_longer_hold_is_forgotten_and_who_never_tells_does_not_pile_up(

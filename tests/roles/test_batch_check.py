@@ -170,15 +170,20 @@ def link_of_learner(events: list[Any]) -> LearnerLink:
     )
     link.change_layout(None)
 
-    def refuse(update_id: int, attempt: int, index: int, reason: str, detail: str) -> list[Any]:
-        events.append((index, detail))
+    held: dict[int, Any] = {}
+
+    def refuse(shard: Shard, reason: str, detail: str) -> list[Any]:
+        held.pop(shard.index, None)
+        events.append((shard.index, detail))
         return []
 
-    def take(update_id: int, attempt: int, index: int, now: float) -> list[Any]:
-        events.append((index, None))
+    def take(shard: Shard, data: Any, now: float) -> list[Any]:
+        held[shard.index] = shard, data
+        events.append((shard.index, None))
         return []
 
     link.core.shard_failed, link.core.shard_decoded = refuse, take  # type: ignore[method-assign]
+    link.core.refusable_shards = lambda: list(held.values())  # type: ignore[method-assign]
     return link
 
 
@@ -213,7 +218,6 @@ async def test_a_learner_refuses_what_is_outside_of_its_spaces_and_whatever_its_
 async def test_a_fragment_whose_form_turns_out_to_be_wrong_is_refused_before_its_update_is_complete() -> None:
     events: list[Any] = []
     link = link_of_learner(events)
-    link.core.is_receiving = lambda update_id, attempt: True  # type: ignore[method-assign]
 
     def arrives(index: int, seq: int, extra: int) -> None:
         episode = SingleAgentEpisode()
