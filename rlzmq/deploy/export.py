@@ -40,8 +40,6 @@ __all__ = [
     "TOLERANCE",
     "ExportCheck",
     "ExportError",
-    "FlatPolicyGraph",
-    "GraphOutputs",
     "PolicyGraph",
     "Port",
     "check_against",
@@ -55,33 +53,37 @@ _BEHAVIOR = ("__call__", "transform_observations", "preprocess", "apply_vectoriz
 
 
 @dataclass(frozen=True)
-class GraphOutputs:
-    """The outputs of a PolicyGraph.
+class Port:
+    """An input or output of an exported policy.
 
     Attributes:
-        actions: The env's actions, a tree of tensors ``[B, ...]``.
-        state: The next state, with the structure of the given one.
-        dist_inputs: The module's ``action_dist_inputs``, float32 ``[B, K]``; None if it returned none.
+        name: Its name, e.g. ``"obs"``, ``"obs.door"``, ``"state.module.h"``, ``"actions"``.
+        dtype: Its numpy dtype.
+        shape: Its shape without the batch axis.
     """
 
-    actions: Any
-    state: dict[str, Any]
-    dist_inputs: torch.Tensor | None
+    name: str
+    dtype: np.dtype[Any]
+    shape: tuple[int, ...]
 
 
 class PolicyGraph(torch.nn.Module):
-    """A policy of one agent as a function of tensors, with explicit state and frozen statistics: see `forward`.
+    """A policy of one agent as a function of tensors, with explicit state and frozen statistics.
 
-    Each of the B rows is a step of a different episode.
+    It maps a list of tensors to a tuple of tensors, in the order of `inputs` and `outputs`. Each row is a step of a
+    different episode. Inputs are ``obs…``, ``rewards`` (those of the previous actions, 0 at the beginning of an
+    episode; if it reads them) and ``state…``; outputs ``action_dist_inputs`` (if the module has them), ``actions…``
+    and ``next_state…``, with one next state per state.
 
     Args:
-        policy: The policy; later changes of its weights take effect.
+        policy: The policy; later changes of its weights take effect. The graph is called once.
 
     Attributes:
         observation_space, action_space: The agent's spaces in the env.
         initial_state: The policy's memory at the beginning of an episode: name -> tree of arrays without batch axis;
             {} for stateless policies.
         reads_rewards: Whether it needs the reward of the previous action.
+        inputs, outputs: The name, dtype and shape of each tensor.
         module_id, agent_id: See `Policy.acting_module`.
 
     Raises:
@@ -106,6 +108,14 @@ class PolicyGraph(torch.nn.Module):
                 self.initial_state[unique] = tree_map(np.asarray, piece.initial_memory[name])
             self._names.append(names)
         self.reads_rewards = any(piece.reads_rewards for piece in (*self._before, *self._after))
+        tree: dict[str, Any] = {"obs": zeros_of(self.observation_space, 1)}
+        tree["state"] = tree_map(lambda leaf: leaf[None], self.initial_state)
+        if self.reads_rewards:
+            tree["rewards"] = np.zeros(1, np.float32)
+        leaves, self._spec = tree_flatten(tree)
+        self.inputs: list[Port] = _ports(tree)
+        with torch.inference_mode():
+            self.outputs: list[Port] = _ports(self._act([torch.from_numpy(leaf) for leaf in leaves]))
 
     def _free_name(self, name: str) -> str:
         number, unique = 1, name
@@ -129,26 +139,23 @@ class PolicyGraph(torch.nn.Module):
                 ) from None
         return found
 
-    def forward(
-        self,
-        observations: object,
-        state: dict[str, Any],
-        rewards: torch.Tensor | None = None,
-        generator: torch.Generator | None = None,
-    ) -> GraphOutputs:
-        """Compute the actions of B episodes for one step.
+    def forward(self, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        """Compute greedy actions and the next state; see the class."""
+        return tuple(tree_leaves(self._act(tensors)))
 
-        Args:
-            observations: Tree of tensors ``[B, ...]`` of the observation space's dtypes.
-            state: `initial_state` as B rows, or the state after the previous step.
-            rewards: float32 ``[B]``, the reward of the previous action, 0 at the beginning of an episode; None
-                unless `reads_rewards`.
-            generator: Samples the actions from the exploration distribution; None: greedy actions.
-        """
-        batch: Batch = {Columns.OBS: observations}
-        if rewards is not None:
-            batch[Columns.REWARDS] = rewards
-        memories = [{name: state[unique] for name, unique in names} for names in self._names]
+    def explore(self, generator: torch.Generator, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        """Sample actions from the exploration distribution and compute the next state; see the class."""
+        return tuple(tree_leaves(self._act(tensors, generator)))
+
+    def _act(
+        self, tensors: Sequence[torch.Tensor], generator: torch.Generator | None = None
+    ) -> dict[str, Any]:
+        """Return the outputs by name, as trees."""
+        tree = self._spec.unflatten(tensors)
+        batch: Batch = {Columns.OBS: tree["obs"]}
+        if self.reads_rewards:
+            batch[Columns.REWARDS] = tree["rewards"]
+        memories = [{name: tree["state"][unique] for name, unique in names} for names in self._names]
         batch = self._run(self._before, 0, batch, memories, generator)
         batch.pop(Columns.REWARDS, None)
         if generator is None:
@@ -161,7 +168,10 @@ class PolicyGraph(torch.nn.Module):
             remembered = piece.remember(batch, memory)
             next_state.update({unique: remembered[name] for name, unique in names})
         actions = batch.get(Columns.ACTIONS_FOR_ENV, batch[Columns.ACTIONS])
-        return GraphOutputs(actions, next_state, batch.get(Columns.ACTION_DIST_INPUTS))
+        named = {"actions": actions, "next_state": next_state}
+        if (dist_inputs := batch.get(Columns.ACTION_DIST_INPUTS)) is not None:
+            named["action_dist_inputs"] = dist_inputs
+        return named
 
     @staticmethod
     def _run(
@@ -177,76 +187,6 @@ class PolicyGraph(torch.nn.Module):
             else:
                 batch, memories[index] = piece.forward(batch, memories[index])
         return dict(batch)
-
-
-def _is_current(piece: ConnectorV2) -> bool:
-    """Return whether `to_torch` is defined in the same class as the piece's behavior, or in a subclass of it."""
-    for cls in type(piece).__mro__:
-        if "to_torch" in vars(cls):
-            return True
-        if any(name in vars(cls) for name in _BEHAVIOR):
-            return False
-    return False
-
-
-@dataclass(frozen=True)
-class Port:
-    """An input or output of an exported policy.
-
-    Attributes:
-        name: Its name, e.g. ``"obs"``, ``"obs.door"``, ``"state.module.h"``, ``"actions"``.
-        dtype: Its numpy dtype.
-        shape: Its shape without the batch axis.
-    """
-
-    name: str
-    dtype: np.dtype[Any]
-    shape: tuple[int, ...]
-
-
-class FlatPolicyGraph(torch.nn.Module):
-    """A graph that maps a list of tensors to a tuple of tensors, in the order of `inputs` and `outputs`.
-
-    Inputs are ``obs…``, ``rewards`` (if the graph reads them) and ``state…``; outputs ``action_dist_inputs`` (if
-    the module has them), ``actions…`` and ``next_state…``, with one next state per state.
-
-    Args:
-        graph: The graph. It is called once.
-
-    Attributes:
-        policy: The graph.
-        inputs, outputs: The name, dtype and shape of each tensor.
-    """
-
-    def __init__(self, graph: PolicyGraph) -> None:
-        super().__init__()
-        self.policy = graph
-        tree: dict[str, Any] = {"obs": zeros_of(graph.observation_space, 1)}
-        tree["state"] = tree_map(lambda leaf: leaf[None], graph.initial_state)
-        if graph.reads_rewards:
-            tree["rewards"] = np.zeros(1, np.float32)
-        leaves, self._spec = tree_flatten(tree)
-        self.inputs: list[Port] = _ports(tree)
-        with torch.inference_mode():
-            self.outputs: list[Port] = _ports(self._run([torch.from_numpy(leaf) for leaf in leaves]))
-
-    def _run(
-        self, tensors: Sequence[torch.Tensor], generator: torch.Generator | None = None
-    ) -> dict[str, Any]:
-        tree = self._spec.unflatten(tensors)
-        outputs = self.policy(tree["obs"], tree["state"], tree.get("rewards"), generator)
-        named = {"actions": outputs.actions, "next_state": outputs.state}
-        if outputs.dist_inputs is not None:
-            named["action_dist_inputs"] = outputs.dist_inputs
-        return named
-
-    def forward(self, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        """Compute greedy actions and the next state; see the class."""
-        return tuple(tree_leaves(self._run(tensors)))
-
-    def explore(self, generator: torch.Generator, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        """Sample actions from the exploration distribution and compute the next state; see the class."""
-        return tuple(tree_leaves(self._run(tensors, generator)))
 
     @property
     def states(self) -> list[Port]:
@@ -268,10 +208,10 @@ class FlatPolicyGraph(torch.nn.Module):
         """
         num_rows = len(observations[0])
         inputs = list(observations)
-        if self.policy.reads_rewards:
+        if self.reads_rewards:
             inputs.append(np.zeros(num_rows, np.float32) if rewards is None else rewards)
         if state is None:
-            first = tree_leaves(self.policy.initial_state) if self.policy.initial_state else []
+            first = tree_leaves(self.initial_state) if self.initial_state else []
             state = [np.repeat(leaf[None], num_rows, axis=0) for leaf in first]
         return [np.ascontiguousarray(array) for array in (*inputs, *state)]
 
@@ -281,9 +221,19 @@ class FlatPolicyGraph(torch.nn.Module):
         for port, array in zip(self.outputs, arrays, strict=True):
             kind, _, name = port.name.partition(".")
             by_kind.setdefault(kind, {})[name] = array
-        spec = tree_flatten(zeros_of(self.policy.action_space, 1))[1]
+        spec = tree_flatten(zeros_of(self.action_space, 1))[1]
         actions = spec.unflatten(by_kind["actions"].values())
         return actions, by_kind.get("next_state", {}), by_kind.get("action_dist_inputs", {}).get("")
+
+
+def _is_current(piece: ConnectorV2) -> bool:
+    """Return whether `to_torch` is defined in the same class as the piece's behavior, or in a subclass of it."""
+    for cls in type(piece).__mro__:
+        if "to_torch" in vars(cls):
+            return True
+        if any(name in vars(cls) for name in _BEHAVIOR):
+            return False
+    return False
 
 
 def zeros_of(space: gym.Space[Any], num_rows: int) -> Any:
@@ -357,7 +307,7 @@ class ExportCheck:
 
 def check_against(
     policy: Policy,
-    graph: FlatPolicyGraph,
+    graph: PolicyGraph,
     call: Callable[[Sequence[np.ndarray]], Sequence[np.ndarray]],
     num_observations: int,
     seed: int,
@@ -377,13 +327,13 @@ def check_against(
     rng = np.random.default_rng(seed)
     is_remembering = bool(graph.states)
     num_steps = min(_EPISODE_STEPS, num_observations) if is_remembering else 1
-    total, worst = _Difference(graph.policy.action_space), 0.0
+    total, worst = _Difference(graph.action_space), 0.0
     for num_rows in _batches(-(-num_observations // num_steps)):
         state: Sequence[np.ndarray] | None = None
         players = [policy.copy() for _ in range(num_rows)] if is_remembering else []
         rewards = np.zeros(num_rows, np.float32)
         for _ in range(num_steps):
-            observations = _random(graph.policy.observation_space, num_rows, rng)
+            observations = _random(graph.observation_space, num_rows, rng)
             outputs = call(graph.inputs_of(tree_leaves(observations), rewards, state))
             actions, next_state, dist_inputs = graph.named_outputs(outputs)
             state = list(next_state.values())
@@ -528,7 +478,7 @@ def export_policy(
     """
     if format not in FORMATS:
         raise ConfigurationError(f"format: expected one of {', '.join(FORMATS)}, got {format!r}.")
-    graph = FlatPolicyGraph(PolicyGraph(policy))
+    graph = PolicyGraph(policy)
     program = _traced(graph)
     target = Path(path)
     temporary = target.with_name(f".{target.name}.{secrets.token_hex(4)}.{format}")
@@ -544,10 +494,9 @@ def export_policy(
     return result
 
 
-def describe(graph: FlatPolicyGraph) -> dict[str, Any]:
+def describe(graph: PolicyGraph) -> dict[str, Any]:
     """Return a description of the file for its users, as JSON values."""
-    policy = graph.policy
-    first = tree_leaves(policy.initial_state) if policy.initial_state else []
+    first = tree_leaves(graph.initial_state) if graph.initial_state else []
     ports = {
         kind: [
             {"name": port.name, "dtype": port.dtype.name, "shape": ["batch", *port.shape]} for port in found
@@ -556,10 +505,10 @@ def describe(graph: FlatPolicyGraph) -> dict[str, Any]:
     }
     return {
         "rlzmq_version": __version__,
-        "module": policy.module_id,
-        "agent": None if policy.agent_id is None else str(policy.agent_id),
-        "observation_space": _described(policy.observation_space),
-        "action_space": _described(policy.action_space),
+        "module": graph.module_id,
+        "agent": None if graph.agent_id is None else str(graph.agent_id),
+        "observation_space": _described(graph.observation_space),
+        "action_space": _described(graph.action_space),
         **ports,
         "initial_state": {
             port.name: value.tolist() if value.any() else 0
@@ -597,7 +546,7 @@ def _short(bound: np.ndarray) -> object:
     return plain(bound.flat[0].item() if is_one else bound.tolist())
 
 
-def _traced(graph: FlatPolicyGraph) -> torch.export.ExportedProgram:
+def _traced(graph: PolicyGraph) -> torch.export.ExportedProgram:
     # A copy, because default models keep references to tensors that tracing replaces.
     graph = copy.deepcopy(graph).requires_grad_(False)
     example = tuple(
@@ -609,15 +558,13 @@ def _traced(graph: FlatPolicyGraph) -> torch.export.ExportedProgram:
             return torch.export.export(graph, example, dynamic_shapes=(tuple({0: batch} for _ in example),))
         except Exception as error:
             error.add_note(
-                f"while torch.export traced the module {graph.policy.module_id!r} and its connector pieces: their "
+                f"while torch.export traced the module {graph.module_id!r} and its connector pieces: their "
                 "forward passes may depend on shapes, but not on values"
             )
             raise
 
 
-def _write_pt2(
-    program: torch.export.ExportedProgram, graph: FlatPolicyGraph, metadata: str, path: Path
-) -> None:
+def _write_pt2(program: torch.export.ExportedProgram, graph: PolicyGraph, metadata: str, path: Path) -> None:
     content = io.BytesIO()  # torch ends the process if its file cannot be written
     torch.export.save(program, content, extra_files={_METADATA: metadata})
     path.write_bytes(content.getbuffer())
@@ -633,9 +580,7 @@ def _load_pt2(path: Path) -> _Call:
     return call
 
 
-def _write_onnx(
-    program: torch.export.ExportedProgram, graph: FlatPolicyGraph, metadata: str, path: Path
-) -> None:
+def _write_onnx(program: torch.export.ExportedProgram, graph: PolicyGraph, metadata: str, path: Path) -> None:
     import_optional("onnx", "Exporting to ONNX", "rlzmq[onnx]")
     import_optional("onnxruntime", "Exporting to ONNX", "rlzmq[onnx]")
     import_optional("onnxscript", "Exporting to ONNX", "rlzmq[onnx]")

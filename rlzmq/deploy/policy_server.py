@@ -115,7 +115,7 @@ def _inputs(policy: ServedPolicy, call: Mapping[str, Any]) -> tuple[bool, Arrays
     observations = [call["obs"]] if is_one else call["observations"]
     if not isinstance(observations, list) or not observations:
         raise RequestError("observations: expected a list of at least one observation")
-    leaves = rows_from_json(policy.policy.observation_space, observations, where)
+    leaves = rows_from_json(policy.observation_space, observations, where)
     given = call.get("reward" if is_one else "rewards")
     rewards = None if given is None else rewards_from_json([given] if is_one else given, len(observations))
     state = call.get("state_in")

@@ -22,7 +22,7 @@ from rlzmq.core.checkpoint import read_manifest
 from rlzmq.core.errors import CheckpointError, ConfigurationError, cut, printable
 from rlzmq.core.run_dir import checkpoints_at
 from rlzmq.core.synonyms import did_you_mean
-from rlzmq.deploy.export import FlatPolicyGraph, PolicyGraph, Port
+from rlzmq.deploy.export import PolicyGraph, Port
 
 __all__ = [
     "Arrays",
@@ -185,7 +185,7 @@ Arrays = list[npt.NDArray[Any]]
 """Arrays ``[N, ...]`` of N rows, each a step of a different episode."""
 
 
-class ServedPolicy(FlatPolicyGraph):
+class ServedPolicy(PolicyGraph):
     """A policy of one agent that maps the arrays of requests to the arrays of answers.
 
     It keeps no state between calls: the policy's memory of an episode is part of the arrays.
@@ -194,20 +194,18 @@ class ServedPolicy(FlatPolicyGraph):
         policy: The policy; its current episode is not used.
 
     Attributes:
-        module_id: Id of the module that acts.
-        agent_id: The agent's id as text; "" in single-agent use.
+        agent: The agent's id as text; "" in single-agent use.
 
     Raises:
         ConfigurationError: See `PolicyGraph`.
     """
 
     def __init__(self, policy: Policy) -> None:
-        super().__init__(PolicyGraph(policy))
-        self.module_id: str = self.policy.module_id
-        self.agent_id: str = "" if self.policy.agent_id is None else str(self.policy.agent_id)
+        super().__init__(policy)
+        self.agent: str = "" if self.agent_id is None else str(self.agent_id)
         self._generator = torch.Generator()
         self._generator.seed()
-        self._act([np.zeros((1, *port.shape), port.dtype) for port in self.inputs], explore=True)
+        self._outputs([np.zeros((1, *port.shape), port.dtype) for port in self.inputs], explore=True)
 
     def compute(self, requests: Sequence[Arrays], *, explore: bool) -> list[Arrays]:
         """Return the outputs for requests.
@@ -216,7 +214,7 @@ class ServedPolicy(FlatPolicyGraph):
             requests: The inputs of each request, from `inputs_of`.
             explore: Whether to sample from the exploration distribution.
         """
-        answers = self._act([_joined(parts) for parts in zip(*requests, strict=True)], explore=explore)
+        answers = self._outputs([_joined(parts) for parts in zip(*requests, strict=True)], explore=explore)
         if len(requests) == 1:
             return [answers]
         split: list[Arrays] = []
@@ -227,7 +225,7 @@ class ServedPolicy(FlatPolicyGraph):
             first = last
         return split
 
-    def _act(self, inputs: Arrays, *, explore: bool) -> Arrays:
+    def _outputs(self, inputs: Arrays, *, explore: bool) -> Arrays:
         with torch.inference_mode():
             tensors = [torch.from_numpy(array if array.flags.writeable else array.copy()) for array in inputs]
             outputs = self.explore(self._generator, *tensors) if explore else self(*tensors)
@@ -282,18 +280,18 @@ class ServedCheckpoint:
         if not module_id and not agent_id:
             if len(self.policies) > 1:
                 modules = sorted({policy.module_id for policy in self.policies})
-                agents = [policy.agent_id for policy in self.policies]
+                agents = [policy.agent for policy in self.policies]
                 raise RequestError(
                     f"choose one of the modules {modules} with module, or of the agents {agents} with agent"
                 )
             return self.policies[0]
         for policy in self.policies:
-            if module_id in ("", policy.module_id) and agent_id in ("", policy.agent_id):
+            if module_id in ("", policy.module_id) and agent_id in ("", policy.agent):
                 return policy
         modules = sorted({policy.module_id for policy in self.policies})
         if module_id not in ("", *modules):
             raise KeyError(f"no module {module_id[:100]!r}.{did_you_mean(module_id, modules)}")
-        agents = [policy.agent_id for policy in self.policies]
+        agents = [policy.agent for policy in self.policies]
         if agent_id not in ("", *agents):
             raise KeyError(f"no agent {agent_id[:100]!r}.{did_you_mean(agent_id, agents)}")
         raise KeyError(f"agent {agent_id[:100]!r} does not use module {module_id[:100]!r}")
@@ -304,17 +302,14 @@ class ServedCheckpoint:
         Raises:
             CheckpointError: It lacks a policy, or its observations, actions or state differ.
         """
-        ours = {(policy.module_id, policy.agent_id): policy for policy in self.policies}
+        ours = {(policy.module_id, policy.agent): policy for policy in self.policies}
         for policy in old.policies:
-            new = ours.get((policy.module_id, policy.agent_id))
-            what = f"module {policy.module_id!r}" + (
-                f" (agent {policy.agent_id!r})" if policy.agent_id else ""
-            )
+            new = ours.get((policy.module_id, policy.agent))
+            what = f"module {policy.module_id!r}" + (f" (agent {policy.agent!r})" if policy.agent else "")
             if new is None:
                 raise CheckpointError(f"it has no {what}")
-            before, after = policy.policy, new.policy
-            spaces = (before.observation_space, before.action_space)
-            is_same = spaces == (after.observation_space, after.action_space)
+            spaces = (policy.observation_space, policy.action_space)
+            is_same = spaces == (new.observation_space, new.action_space)
             if not is_same or (policy.inputs, policy.outputs) != (new.inputs, new.outputs):
                 raise CheckpointError(f"{what} has other spaces or another state than the served one")
 

@@ -28,7 +28,7 @@ from rlzmq import (
     TorchPiece,
 )
 from rlzmq.cli.main import EXIT_CONFIG, main
-from rlzmq.deploy.export import ExportError, FlatPolicyGraph, PolicyGraph, check_against, export_policy
+from rlzmq.deploy.export import ExportError, PolicyGraph, check_against, export_policy
 from tests.support.runs import ShortEnv, small, two_agents
 
 BOX = gym.spaces.Box(-np.inf, np.inf, (3,), np.float32)
@@ -150,7 +150,7 @@ CASES: dict[str, Any] = {
 @pytest.mark.parametrize("name", CASES)
 def test_the_graph_acts_as_the_policy(name: str) -> None:
     policy = CASES[name]()
-    graph = FlatPolicyGraph(PolicyGraph(policy))
+    graph = PolicyGraph(policy)
 
     def call(arrays: Any) -> Any:
         with torch.inference_mode():
@@ -276,7 +276,7 @@ def test_a_file_that_acts_differently_is_not_kept(tmp_path: Path) -> None:
 
 def test_choices_that_differ_are_counted_and_ties_are_told_apart() -> None:
     policy = policy_of(BOX, gym.spaces.Discrete(4))
-    graph = FlatPolicyGraph(PolicyGraph(policy))
+    graph = PolicyGraph(policy)
 
     def shifted(gap: float) -> Any:
         def call(arrays: Any) -> Any:
@@ -303,7 +303,7 @@ def test_one_module_of_a_multi_agent_policy(capsys: pytest.CaptureFixture[str], 
     with pytest.raises(ConfigurationError, match=r"plays several agents.*\['p0', 'p1'\].*--module"):
         PolicyGraph(both)
     for policy in policies.values():
-        graph = FlatPolicyGraph(PolicyGraph(policy))
+        graph = PolicyGraph(policy)
 
         def call(arrays: Any, graph: Any = graph) -> Any:
             with torch.inference_mode():
