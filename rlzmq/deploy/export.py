@@ -278,7 +278,7 @@ class ExportError(RlzmqError):
     """An exported file computes other actions than its original policy. The file was not kept."""
 
 
-@dataclass(frozen=True)
+@dataclass
 class ExportCheck:
     """Result of comparing an exported policy with its Policy.
 
@@ -290,7 +290,7 @@ class ExportCheck:
         num_ties: Number of choices that differ only because the two values are equal up to rounding.
     """
 
-    num_observations: int
+    num_observations: int = 0
     largest_difference: float = 0.0
     num_choices: int = 0
     num_different: int = 0
@@ -303,6 +303,44 @@ class ExportCheck:
         if self.num_choices:
             text += f", {self.num_different} of {self.num_choices:,} discrete choices differ"
         return text + (f", {self.num_ties} ties" if self.num_ties else "")
+
+    def _add(
+        self, spaces: Sequence[gym.Space[Any]], expected: object, actual: object, dist_inputs: Any
+    ) -> float:
+        """Compare a batch of actions, of these leaves; return floats' largest difference, in units of `TOLERANCE`."""
+        first, worst = 0, 0.0
+        leaves = list(zip(spaces, tree_leaves(expected), tree_leaves(actual), strict=True))
+        self.num_observations += len(leaves[0][1])
+        is_default = dist_inputs is not None and dist_inputs.shape[-1] == sum(map(num_dist_inputs, spaces))
+        for space, ours, theirs in leaves:
+            ours, theirs = np.asarray(ours), np.asarray(theirs)
+            width = num_dist_inputs(space)
+            inputs = dist_inputs[..., first : first + width] if is_default else None
+            first += width
+            if ours.dtype.kind == "f":
+                difference = np.abs(theirs.astype(np.float64) - ours)
+                self.largest_difference = max(self.largest_difference, float(difference.max(initial=0.0)))
+                worst = max(worst, float((difference / np.maximum(np.abs(ours), 1.0)).max(initial=0.0)))
+            else:
+                self._add_choices(space, ours, theirs, inputs)
+        return worst
+
+    def _add_choices(self, space: gym.Space[Any], ours: Any, theirs: Any, inputs: Any) -> None:
+        self.num_choices += ours.size
+        rows, choices = np.nonzero((ours != theirs).reshape(len(ours), -1))
+        if not len(rows):
+            return
+        is_tie = np.zeros(len(rows), np.bool_)
+        if inputs is not None:
+            start, lens = _choices(space)
+            begin = np.concatenate([[0], np.cumsum(lens)[:-1]])
+            values = [
+                inputs[rows, begin[choices] + action.reshape(len(ours), -1)[rows, choices] - start[choices]]
+                for action in (ours, theirs)
+            ]
+            is_tie = np.abs(values[0] - values[1]) <= TOLERANCE * np.maximum(np.abs(values[0]), 1.0)
+        self.num_ties += int(is_tie.sum())
+        self.num_different += int((~is_tie).sum())
 
 
 def check_against(
@@ -327,7 +365,7 @@ def check_against(
     rng = np.random.default_rng(seed)
     is_remembering = bool(graph.states)
     num_steps = min(_EPISODE_STEPS, num_observations) if is_remembering else 1
-    total, worst = _Difference(graph.action_space), 0.0
+    result, worst, spaces = ExportCheck(), 0.0, leaf_spaces(graph.action_space)
     for num_rows in _batches(-(-num_observations // num_steps)):
         state: Sequence[np.ndarray] | None = None
         players = [policy.copy() for _ in range(num_rows)] if is_remembering else []
@@ -348,11 +386,8 @@ def check_against(
                 )
             else:
                 expected = policy.compute_actions(observations)
-            worst = max(worst, total.add(expected, actions, dist_inputs))
+            worst = max(worst, result._add(spaces, expected, actions, dist_inputs))
             rewards = rng.normal(size=num_rows).astype(np.float32)
-    result = ExportCheck(
-        total.num_rows, total.largest, total.num_choices, total.num_different, total.num_ties
-    )
     if not worst <= TOLERANCE or result.num_different:
         raise ExportError(
             f"the exported policy differs from the policy: {result}; expected floats within {TOLERANCE:g} and equal "
@@ -383,53 +418,6 @@ def _random(space: gym.Space[Any], num_rows: int, rng: np.random.Generator) -> o
         return drawn.astype(space.dtype)
     space.seed(int(rng.integers(2**31)))
     return np.stack([np.asarray(space.sample(), space.dtype) for _ in range(num_rows)])
-
-
-class _Difference:
-    """Accumulates the differences between actions, per leaf of the action space."""
-
-    def __init__(self, space: gym.Space[Any]) -> None:
-        self._spaces = leaf_spaces(space)
-        self.num_rows = self.num_choices = self.num_different = self.num_ties = 0
-        self.largest = 0.0
-
-    def add(self, expected: object, actual: object, dist_inputs: Any) -> float:
-        """Compare a batch of actions; return the largest difference of floats, in the units of `TOLERANCE`."""
-        first, worst = 0, 0.0
-        leaves = list(zip(self._spaces, tree_leaves(expected), tree_leaves(actual), strict=True))
-        self.num_rows += len(leaves[0][1])
-        is_default = dist_inputs is not None and dist_inputs.shape[-1] == sum(
-            map(num_dist_inputs, self._spaces)
-        )
-        for space, ours, theirs in leaves:
-            ours, theirs = np.asarray(ours), np.asarray(theirs)
-            width = num_dist_inputs(space)
-            inputs = dist_inputs[..., first : first + width] if is_default else None
-            first += width
-            if ours.dtype.kind == "f":
-                difference = np.abs(theirs.astype(np.float64) - ours)
-                self.largest = max(self.largest, float(difference.max(initial=0.0)))
-                worst = max(worst, float((difference / np.maximum(np.abs(ours), 1.0)).max(initial=0.0)))
-            else:
-                self._add_choices(space, ours, theirs, inputs)
-        return worst
-
-    def _add_choices(self, space: gym.Space[Any], ours: Any, theirs: Any, inputs: Any) -> None:
-        self.num_choices += ours.size
-        rows, choices = np.nonzero((ours != theirs).reshape(len(ours), -1))
-        if not len(rows):
-            return
-        is_tie = np.zeros(len(rows), np.bool_)
-        if inputs is not None:
-            start, lens = _choices(space)
-            begin = np.concatenate([[0], np.cumsum(lens)[:-1]])
-            values = [
-                inputs[rows, begin[choices] + action.reshape(len(ours), -1)[rows, choices] - start[choices]]
-                for action in (ours, theirs)
-            ]
-            is_tie = np.abs(values[0] - values[1]) <= TOLERANCE * np.maximum(np.abs(values[0]), 1.0)
-        self.num_ties += int(is_tie.sum())
-        self.num_different += int((~is_tie).sum())
 
 
 def _choices(space: Any) -> tuple[np.ndarray, np.ndarray]:
