@@ -1,8 +1,9 @@
-"""A run in one process: results, determinism, checkpoints, evaluation, custom steps, callbacks."""
+"""A run in one process: results, determinism, checkpoints, evaluation, custom steps, callbacks, endless episodes."""
 
 from __future__ import annotations
 
 import asyncio
+import math
 from pathlib import Path
 from typing import Any
 
@@ -10,16 +11,11 @@ import gymnasium as gym
 import numpy as np
 import pytest
 
-from rlzmq import (
-    PPO,
-    Algorithm,
-    CheckpointError,
-    ClosedError,
-    RLlibCallback,
-    register_env,
-)
+from rlzmq import PPO, Algorithm, CheckpointError, ClosedError, RLlibCallback, register_env
 from rlzmq.algorithms.checkpoints import read_algorithm, write_algorithm
-from tests.support.runs import assert_accounted, weights_of
+from rlzmq.runners.episode_metrics import HOW_TO_LIMIT
+from rlzmq.telemetry.view import summary_line
+from tests.support.runs import ShortEnv, assert_accounted, weights_of
 from tests.support.runs import small as small_run
 
 
@@ -244,3 +240,37 @@ def test_results_are_handed_to_log_result_after_the_callbacks() -> None:
     with Logged(config) as algo:
         algo.train()
     assert seen == [(5, 1)]
+
+
+class Endless(ShortEnv):
+    length = math.inf
+
+
+LIMIT = f"limit them: {HOW_TO_LIMIT}"
+
+
+def endless(**evaluation: Any) -> Any:
+    return small_run(env=Endless, train_batch_size_per_learner=1500, minibatch_size=1500).evaluation(
+        **evaluation
+    )
+
+
+def test_without_a_return_the_readmes_lines_cope_and_one_hint_says_why(caplog: Any, capsys: Any) -> None:
+    with endless(evaluation_duration=20, evaluation_duration_unit="timesteps").build() as algo:
+        for _ in range(4):
+            result = algo.train()
+            assert not result["env_runners"]["episode_return_mean"] >= 450
+        evaluated = algo.evaluate()["env_runners"]
+    print(result["env_runners"]["episode_return_mean"], evaluated["episode_return_mean"])
+    assert capsys.readouterr().out == "nan nan\n"
+    assert "episode_return_mean" not in result["env_runners"]
+    assert result["env_runners"].get("episode_len_max") is None
+    with pytest.raises(KeyError, match="episode_retrun_mean"):
+        result["env_runners"]["episode_retrun_mean"]
+    assert summary_line(result).startswith(
+        "iter 4  return – (no episode has ended)  episodes 0  steps 6000  "
+    )
+    assert caplog.messages == [
+        "No episode has ended in 4500 env steps (2250 in each environment), so there is no episode_return_mean. "
+        f"If they never end, {LIMIT}."
+    ]
