@@ -3,7 +3,7 @@
     learner ──HELLO──► listener: queue ──take()──► build(config, spaces), then an actor like any other
 
 A learner that has joined is called like a local learner process (`ActorHandle`), over CURVE and without pickle, and
-only with the methods listed in `remote_learner`. Surplus learners wait as spares and replace ranks that die. A broken
+only with the methods that `learner_role` lists. Surplus learners wait as spares and replace ranks that die. A broken
 connection counts as the end of the process.
 """
 

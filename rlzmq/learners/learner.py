@@ -18,7 +18,7 @@ One update, in this order::
 A minibatch whose loss or gradients are not finite on any rank takes no step on all of them, and is counted. Ten updates
 in a row without a step end the run.
 
-A Learner works alone, e.g. in a notebook on a list of episodes. As one of several ranks (`setup_distributed`) it
+A Learner works alone, e.g. in a notebook on a list of episodes. As one of several ranks (`ranks.join`) it
 averages gradients with its peers; an update then happens on all ranks or on none.
 """
 

@@ -129,7 +129,7 @@ class APPOLearner(IMPALALearner, TargetNetworkUpdates):
     def compute_loss_for_module(
         self, *, module_id: str, config: BaseConfig, batch: dict[str, Any], fwd_out: dict[str, Any]
     ) -> Tensor:
-        """Clipped surrogate + value loss − entropy bonus + KL penalty; see `appo_loss`."""
+        """Clipped surrogate + value loss − entropy bonus + KL penalty."""
         settings = cast(APPOTrainingSettings, config)
         module = self.module[module_id]
         mask = batch.get(Columns.LOSS_MASK)

@@ -156,7 +156,7 @@ class DQNLearner(ReplayLearner):
     def compute_loss_for_module(
         self, *, module_id: str, config: BaseConfig, batch: dict[str, Any], fwd_out: dict[str, Any]
     ) -> Tensor:
-        """Return the loss of the chosen actions' values against n-step targets; see `dqn_loss`."""
+        """Return the loss of the chosen actions' values against n-step targets."""
         settings = cast(DQNTrainingSettings, config)
         module = self.module[module_id]
         # The trained steps of a stateful module's sequences become rows.

@@ -94,7 +94,7 @@ class IMPALALearner(TorchLearner):
     def compute_loss_for_module(
         self, *, module_id: str, config: BaseConfig, batch: dict[str, Any], fwd_out: dict[str, Any]
     ) -> Tensor:
-        """Return the mean of policy loss + value loss − entropy bonus over the rows; see `impala_loss`."""
+        """Return the mean of policy loss + value loss − entropy bonus over the rows."""
         module = self.module[module_id]
         logits = module.require_output(fwd_out, Columns.ACTION_DIST_INPUTS)
         dist = module.get_train_action_dist_cls().from_logits(logits)

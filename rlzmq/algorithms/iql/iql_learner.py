@@ -136,7 +136,7 @@ class IQLLearner(OfflineLearner, TargetNetworkLearner):
     def compute_loss_for_module(
         self, *, module_id: str, config: BaseConfig, batch: dict[str, Any], fwd_out: dict[str, Any]
     ) -> Tensor:
-        """Return the sum of the losses of critics, value function and policy; see `iql_loss`."""
+        """Return the sum of the losses of critics, value function and policy."""
         settings = cast(IQLTrainingSettings, config)
         module: Any = self.module[module_id]
         q_BC, values_B = (module.require_output(fwd_out, name) for name in ("qf_preds", "vf_preds"))

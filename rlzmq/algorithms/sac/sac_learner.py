@@ -112,7 +112,7 @@ class SACLearner(ReplayLearner):
     def compute_loss_for_module(
         self, *, module_id: str, config: BaseConfig, batch: dict[str, Any], fwd_out: dict[str, Any]
     ) -> Tensor:
-        """Return the sum of the losses of critics, policy and temperature; see `sac_loss`."""
+        """Return the sum of the losses of critics, policy and temperature."""
         module: Any = self.module[module_id]
         q_BC, logp_B = (module.require_output(fwd_out, name) for name in ("qf_preds", "logp_resampled"))
         alpha = module.log_alpha.detach().exp()

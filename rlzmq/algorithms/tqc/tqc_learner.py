@@ -40,7 +40,7 @@ def quantile_targets(
     Args:
         next_q_BCQ: The target critics' quantiles for the policy's next actions.
         num_dropped: Number of largest quantiles to leave out.
-        next_logp_B, rewards_B, discounts_B, alpha: See `sac_loss.critic_targets`.
+        next_logp_B, rewards_B, discounts_B, alpha: See `sac_learner.critic_targets`.
     """
     pooled_BK = next_q_BCQ.flatten(1).sort(-1).values
     kept_BK = pooled_BK[:, : pooled_BK.shape[1] - num_dropped]
