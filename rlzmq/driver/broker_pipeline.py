@@ -19,6 +19,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import math
 import sys
 import time
 import uuid
@@ -359,7 +360,7 @@ class BrokerPipeline(RunTasks):
                 except ActorLostError:
                     return
                 except PeerLostError as error:
-                    if handle not in formation.handles:
+                    if handle not in self._learners.supervisor.handles:
                         raise
                     _log.info("%s: %s", handle.name, error)
                     formation.notice()
@@ -405,8 +406,9 @@ class BrokerPipeline(RunTasks):
         """Time limits of processes that are currently starting."""
         runners = self._runners.supervisor
         is_starting = not runners.num_healthy and not runners.failed.done()
-        config = self._config
-        return config.process_start_timeout_s + config.env_reset_timeout_s if is_starting else 0.0
+        start_s, reset_s = self._config.process_start_timeout_s, self._config.env_reset_timeout_s
+        limit_s = start_s + reset_s if start_s and reset_s else math.inf
+        return limit_s if is_starting else 0.0
 
     def form_again(self) -> None:
         """Re-form broker and learner group."""

@@ -213,6 +213,8 @@ class LearnerFormation(RunTasks):
                     self._check_attempts(num_failed, error)
                 continue
             self.handles.extend(ready)
+            if any(handle.exited.done() for handle in ready):
+                self.notice()  # `_on_end` did not know it as a member
             if went_back and self.begin_lineage is not None and not await self.begin_lineage(members):
                 continue
             went_back = False
@@ -244,11 +246,15 @@ class LearnerFormation(RunTasks):
         if not self._ready() and not self.is_untouched:
             _log.warning("All learners have died: restoring the driver's last copy of their state.")
             self.num_rollbacks += 1
-        await self._wait_for_replacement()
-        if self.last_resort is not None:
-            for handle in self._ready():
-                with contextlib.suppress(PeerLostError):
-                    await handle.set_state(self.last_resort)
+        while True:
+            await self._wait_for_replacement()
+            ready = self._ready()
+            if self.last_resort is not None:
+                for handle in ready:
+                    with contextlib.suppress(PeerLostError):
+                        await handle.set_state(self.last_resort)
+            if not ready or any(handle in ready for handle in self._ready()):
+                return  # otherwise all of them have died in the meantime
 
     async def _wait_for_replacement(self) -> None:
         while not self._ready() and self._is_replacing():  # noqa: ASYNC110 (two facts, seldom)

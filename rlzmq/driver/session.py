@@ -222,6 +222,7 @@ class Session:
         """
         learner = state.get(_LEARNER)
         self.learner_group.num_changes += 1
+        self.learner_group.is_changed = True
         await self.pipeline.pause()
         if learner is not None:
             await self.learner_group.set_state(learner)

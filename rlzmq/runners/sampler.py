@@ -223,6 +223,7 @@ class RowsSampler(Sampler):
         self._has_pieces = bool(env_to_module.writers or env_to_module.readers)
         self._normalize = runner.module_to_env.normalize
         self._source = self.stepper.source
+        self._counts_agent_steps = False  # of the only agent, they are the env steps
 
     # -- between fragments ---------------------------------------------------------------------
 

@@ -192,8 +192,12 @@ class VectorStepper:
             batch: Columns that the module-to-env pipeline returned, with one item for each env.
             weights_version: Becomes one of the outputs.
         """
+        batch = {
+            name: values if isinstance(values, list) else tree_map(to_numpy, values)
+            for name, values in batch.items()
+        }
         columns = {
-            name: values if isinstance(values, list) else tree_unstack(tree_map(to_numpy, values))
+            name: values if isinstance(values, list) else tree_unstack(values)
             for name, values in batch.items()
         }
         for name, items in columns.items():

@@ -40,6 +40,11 @@ class FakeRank:
             self.was_called_off = True
             raise
 
+    async def set_state(self, state: Any) -> None:
+        if state.pop() == "kills":
+            self.die()
+            raise PeerLostError("it died")
+
     def die(self) -> None:
         self.exited.set_result(ExitStatus(None, 9))
 
@@ -73,6 +78,7 @@ def formation(form: Callable[[list[FakeRank]], None]) -> LearnerFormation:
 
     async def try_to_form(handles: list[FakeRank], registers: bool = True) -> None:
         form(handles)
+        await asyncio.sleep(0.001)
 
     supervisor = Supervisor(spawn, setting="restart_failed_learners", is_on=True, may_go_on=True)
     return LearnerFormation(config, supervisor, try_to_form)
@@ -110,6 +116,45 @@ async def test_a_replacement_that_always_dies_while_forming_is_given_up(
         await group.begin(2)
     assert [rank.name for rank in group.handles] == ["learner-0"]
     assert len(deaths) == 11
+    await group.stop()
+
+
+async def wait_until(is_so: Callable[[], bool]) -> None:
+    async with asyncio.timeout(10):
+        while not is_so():  # noqa: ASYNC110
+            await asyncio.sleep(0.001)
+
+
+async def test_a_replacement_that_dies_while_it_loads_the_last_copy_is_replaced_in_turn(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(patience, "FIRST_DELAY_S", 1e-4)
+    group = formation(lambda handles: None)
+    await group.begin(1)
+    first, group.last_resort, group.is_untouched = group.handles[0], ["loads", "kills"], False
+    first.die()
+    await wait_until(lambda: group.failed.done() or (bool(group.handles) and group.handles != [first]))
+    await group.wait_formed()
+    assert group.last_resort == []
+    assert (group.num_rollbacks, group._supervisor.num_restarts) == (1, 2)
+    await group.stop()
+
+
+async def test_a_replacement_that_dies_when_it_has_joined_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(patience, "FIRST_DELAY_S", 1e-4)
+    joined: list[FakeRank] = []
+
+    def form(handles: list[FakeRank]) -> None:
+        joined.extend(new for new in handles if new.name == "learner-1" and new not in joined)
+        if len(joined) == 2:
+            joined[1].kill()
+
+    group = formation(form)
+    await group.begin(2)
+    joined[0].die()
+    await wait_until(lambda: bool(group._ready()))
+    await group.admit()
+    await wait_until(lambda: joined[1] not in group.handles)
     await group.stop()
 
 

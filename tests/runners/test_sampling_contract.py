@@ -10,6 +10,7 @@ import torch
 from gymnasium import spaces
 from sampling_cases import assert_same, facts, make_config, random_env_config
 
+from rlzmq.connectors.connector_v2 import ConnectorV2
 from rlzmq.core.errors import ClosedError
 from rlzmq.envs.examples import RandomEnv
 from rlzmq.episodes.episode_batch import EpisodeBatch
@@ -108,6 +109,24 @@ def test_an_episode_has_random_actions_only_or_none(runner_of: Any) -> None:
     assert ids[1] == ids[2]
     assert len({*ids[0], *ids[1], *ids[3]}) == 6
     assert [sample[0].t_started for sample in samples] == [0, 0, 3, 0]
+
+
+class GreedyTensors(ConnectorV2):
+    def __call__(self, *, batch: dict[str, Any], **kwargs: Any) -> dict[str, Any]:
+        return {**batch, "actions": batch["action_dist_inputs"].argmax(-1)}
+
+
+def test_envs_get_arrays_from_a_pipeline_that_ends_with_tensors(runner_of: Any) -> None:
+    config = make_config("CartPole-v1", num_envs=2).env_runners(
+        module_to_env_connector=lambda env, spaces: GreedyTensors(),
+        add_default_connectors_to_module_to_env_pipeline=False,
+    )
+    assert runner_of(config).sample(num_timesteps=12)[0].get_actions().dtype == np.int64
+
+
+def test_the_steps_of_the_only_agent_are_env_steps(runner_of: Any) -> None:
+    config = lengths_config(100, 100).multi_agent(count_steps_by="agent_steps")
+    assert runner_of(config).sample(num_timesteps=12).num_env_steps == 12
 
 
 @pytest.mark.parametrize("lstm", [False, True])
