@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
-from typing import Any
 
 import gymnasium as gym
 import numpy as np
@@ -92,15 +90,3 @@ def test_actions_of_unknown_range_and_of_another_environment_are_refused(tmp_pat
     for env in ("CartPole-v1", gym.spec("CartPole-v1"), gym.make("CartPole-v1")):
         with pytest.raises(ConfigurationError, match=r"actions Box\(.* got .*CartPole.* with Discrete\(2\)"):
             export_to_minari(tmp_path / "b", "test/other-v0", env=env)
-
-
-def test_without_minari_the_error_names_the_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "minari", None)
-    write_shard(tmp_path, [episode(0, 2)])
-    calls: list[Any] = [
-        lambda: import_from_minari("some/data-v0", tmp_path),
-        lambda: export_to_minari(tmp_path, "x-v0"),
-    ]
-    for call in calls:
-        with pytest.raises(ImportError, match=r"pip install 'rlzmq\[minari\]'"):
-            call()

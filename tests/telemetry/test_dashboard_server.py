@@ -6,7 +6,6 @@ import itertools
 import json
 import re
 import stat
-import threading
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,8 +17,7 @@ import pytest
 from rlzmq import ConfigurationError
 from rlzmq.cli.main import main
 from rlzmq.core.addresses import SocketDirectory
-from rlzmq.telemetry.dashboard.server import Dashboard
-from rlzmq.telemetry.dashboard.watched import Watched, find_broker
+from rlzmq.telemetry.dashboard.watched import find_broker
 from tests.support.runs import Command
 from tests.telemetry.dashboards import MadeUpBroker, Served, until
 from tests.telemetry.test_runs import ended, make_run, result
@@ -315,40 +313,6 @@ def test_places_that_are_none_are_named(tmp_path: Path, capsys: pytest.CaptureFi
     run = ended(make_run(tmp_path / "a", [1.0]))
     with pytest.raises(ConfigurationError, match="no broker of this run is here \\(it has ended\\)"):
         find_broker(str(run))
-
-
-class FewRuns(Watched):
-    """No runs; looking for them fails once `fails` is set."""
-
-    def __init__(self) -> None:
-        self.fails = threading.Event()
-        super().__init__([])
-
-    def look(self) -> None:
-        if self.fails.is_set():
-            raise OSError("the disk is gone")
-
-
-def test_a_failure_ends_the_server() -> None:
-    links: list[str] = []
-    watched, failures = FewRuns(), []
-    dashboard = Dashboard(watched, announce=links.append)
-
-    def serve() -> None:
-        try:
-            dashboard.serve()
-        except OSError as error:
-            failures.append(str(error))
-
-    thread = threading.Thread(target=serve)
-    thread.start()
-    try:
-        with urllib.request.urlopen(dashboard.link, timeout=30) as answer:
-            assert answer.status == 200
-        watched.fails.set()
-    finally:
-        thread.join(30)
-    assert failures == ["the disk is gone"]
 
 
 def enter_page_of(command: Command) -> Served:

@@ -126,13 +126,8 @@ def test_a_killed_trial_continues_from_its_checkpoint(
         lines = read_results(Path(result.path))
         assert [line["training_iteration"] for line in lines] == [1, 2, 3, 4, 5]
         assert len(result.best_checkpoints) == 2
-    assert [line["iterations_since_restore"] for line in read_results(Path(results[1].path))] == [
-        1,
-        2,
-        1,
-        2,
-        3,
-    ]
+    since = [line["iterations_since_restore"] for line in read_results(Path(results[1].path))]
+    assert since == [1, 2, 1, 2, 3]
 
 
 def test_errors_are_collected_and_restarted_as_often_as_asked(run_config: tune.RunConfig) -> None:
