@@ -78,7 +78,7 @@ def _listed(runs: Sequence[Run]) -> list[str]:
     for run in runs:
         rows.append(
             [
-                str(run.path), run.algorithm, run.env, "–" if run.seed is None else str(run.seed), *_progress(run),
+                str(run.path), run.algorithm, run.env, "–" if run.seed is None else str(run.seed), *_progress(run)[:2],
                 run.state, time.strftime("%Y-%m-%d %H:%M", time.localtime(run.changed_s)),
                 _size(run.num_bytes),
             ]
@@ -91,25 +91,18 @@ def _compared(runs: Sequence[Run]) -> list[str]:
     rows = [["run", "algorithm", "steps", "return", "best", *names]]
     for run in runs:
         values = [str(run.settings.get(name, "default")) for name in names]
-        rows.append([str(run.path), run.algorithm, *_progress(run), _best(run), *values])
+        rows.append([str(run.path), run.algorithm, *_progress(run), *values])
     same = "" if names else "\nno setting differs"
     return [*_columns(rows), *same.splitlines()]
 
 
-def _progress(run: Run) -> tuple[str, str]:
-    """Return the last steps and return, or dashes."""
+def _progress(run: Run) -> list[str]:
+    """Return the last steps and return, and the best return, or dashes."""
     try:
         steps, returns = run.curve()
     except ConfigurationError:
-        return "–", "–"
-    return f"{steps[-1]:.0f}", f"{returns[-1]:.2f}"
-
-
-def _best(run: Run) -> str:
-    try:
-        return f"{run.curve()[1].max():.2f}"
-    except ConfigurationError:
-        return "–"
+        return ["–"] * 3
+    return [f"{steps[-1]:.0f}", f"{returns[-1]:.2f}", f"{returns.max():.2f}"]
 
 
 def _clean(runs: Sequence[Run], paths: Sequence[Path], options: RunsOptions) -> int:
