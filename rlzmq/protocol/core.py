@@ -1,8 +1,7 @@
-"""What the state machines of the protocol share: events in, instructions out, and registration and heartbeats of peers.
+"""What the state machines of the protocol share: messages in, instructions out, and registration and heartbeats of peers.
 
-A message is the event of its arrival (`rlzmq.wire.messages`), which the core takes as it is; what a
-role does by itself (a lease was sampled, a shard was decoded, time has passed) is a method of its core. Both return
-instructions, to be performed in order. Time is passed as ``now``, in seconds of a monotonic clock.
+A core takes a message (`rlzmq.wire.messages`) as it is; whatever else happens (a lease was sampled, a shard was decoded,
+a connection broke, time has passed) is a method of the core. All return instructions, to be performed in order. Time is passed as ``now``, in seconds of a monotonic clock.
 """
 
 from __future__ import annotations
@@ -34,10 +33,7 @@ __all__ = [
     "LARGE_BYTES",
     "DecodeShard",
     "Instruction",
-    "Malformed",
-    "Overrun",
     "PeerCore",
-    "PeerLost",
     "PeerTimers",
     "Publish",
     "Quarantine",
@@ -48,11 +44,8 @@ __all__ = [
     "StartLease",
     "Stop",
     "Tell",
-    "Tick",
     "unless_stopped",
 ]
-
-# ------------------------------------------------------------------ events
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,34 +67,6 @@ class Received:
     def payload(self) -> tuple[Buffer, ...]:
         """The frames after the header."""
         return self.frames[1:]
-
-
-@dataclass(frozen=True, slots=True)
-class Malformed:
-    """A message arrived and was refused by the codec, with a reason code and text."""
-
-    peer: bytes
-    reason: str
-    detail: str
-
-
-@dataclass(frozen=True, slots=True)
-class PeerLost:
-    """The transport reported that this peer is gone."""
-
-    peer: bytes
-
-
-@dataclass(frozen=True, slots=True)
-class Overrun:
-    """A message was dropped, because the peer does not read and its send budget is exhausted."""
-
-    peer: bytes
-
-
-@dataclass(frozen=True, slots=True)
-class Tick:
-    """Time has passed: check the timers."""
 
 
 # ------------------------------------------------------------------ instructions

@@ -31,11 +31,11 @@ import logging
 import os
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from rlzmq.core import faults, trace
 from rlzmq.core.addresses import SocketDirectory
@@ -44,20 +44,17 @@ from rlzmq.core.files import make_directories, opener, write_text
 from rlzmq.core.patience import TICK_S, FairClock
 from rlzmq.core.process import end_if_out_of_memory, limit_memory
 from rlzmq.net.keys import CurveServer
-from rlzmq.protocol.broker.core import BrokerCore, BrokerEvent, BrokerOptions
+from rlzmq.protocol.broker.core import BrokerCore, BrokerOptions
 from rlzmq.protocol.broker.state import Peer
 from rlzmq.protocol.core import (
-    Malformed,
-    Overrun,
-    PeerLost,
+    Instruction,
     Publish,
     Quarantine,
     Received,
     Send,
-    Tick,
 )
 from rlzmq.roles.listeners import BrokerListeners
-from rlzmq.wire.codec import WireError, first_number
+from rlzmq.wire.codec import WireError, WireMessage, first_number
 from rlzmq.wire.messages import BrokerBeat, Fragment, Hello, decode_message
 from rlzmq.wire.payloads import check_claims, fragment_to_bytes
 
@@ -128,7 +125,7 @@ class BrokerRole:
         self._listeners: BrokerListeners | None = None
         self._quarantine_dir = Path(quarantine_dir) if quarantine_dir is not None else None
         self._directory: SocketDirectory | None = None
-        self._told: deque[Overrun] = deque()
+        self._told: deque[bytes] = deque()  # peers to which a message was not sent
         self._timer: asyncio.TimerHandle | None = None
         self._tick_due = 0.0
         self._has_failed = False
@@ -219,25 +216,24 @@ class BrokerRole:
             self._receive(peer, role, frames)
             return
         start = time.perf_counter()
-        event = self._receive(peer, role, frames)
-        name = type(event.message).__name__ if isinstance(event, Received) else "Malformed"
+        name = self._receive(peer, role, frames)
         trace.span(name, start, time.perf_counter())
 
-    def _receive(self, peer: bytes, role: str | None, frames: Sequence[Any]) -> Received | Malformed:
-        event: Received | Malformed
+    def _receive(self, peer: bytes, role: str | None, frames: Sequence[Any]) -> str:
+        """Pass a message to the core; return its name for the trace."""
         try:
             message, _ = decode_message(frames)
             event = Received(peer, message, tuple(frames))
             if type(message) is Hello and role is not None and self._listeners is not None:
-                event = _check_key(peer, role, message) or replace(
-                    event, origin=self._listeners.origin_of(peer)
-                )
+                _check_key(role, message)
+                event = replace(event, origin=self._listeners.origin_of(peer))
             elif type(message) is Fragment and role is not None:
                 check_claims(frames)
         except WireError as error:
-            event = Malformed(peer, error.reason, str(error))
-        self._handle(event)
-        return event
+            self._handle(partial(self._core.refuse, peer, error.reason, str(error)))
+            return "Malformed"
+        self._handle(partial(self._core.handle, event), message)
+        return type(message).__name__
 
     def _look_at_size(self) -> None:
         """Warn once if more fragments are held than runners may send again after a restart."""
@@ -258,33 +254,34 @@ class BrokerRole:
         self.max_loop_lag_s = max(self.max_loop_lag_s, self.loop_lag_s)
         if self._listeners is not None:
             self._core.data_moves(self._listeners.take_moving(self._core.state.by_routing), self._clock.now())
-        self._handle(Tick())
+        self._handle(self._core.tick)
         if self._listeners is not None:
             self._listeners.flush()
         self._look_at_size()
         self._tick_due = self._loop.time() + TICK_S
         self._timer = self._loop.call_at(self._tick_due, self._tick)
 
-    def _handle(self, event: BrokerEvent) -> None:
-        self._decide(event)
+    def _handle(self, step: Callable[[float], list[Instruction]], message: WireMessage | None = None) -> None:
+        self._decide(step, message)
         self._tell()
 
     def _lost(self, peer: Peer) -> None:
         """Tell the core that a peer is not connected, unless it has said GOODBYE or has registered again."""
         if self._listeners is not None and self._core.state.by_routing.get(peer.routing) is peer:
-            self._handle(PeerLost(peer.routing))
+            self._handle(partial(self._core.lost, peer.routing))
 
     def _tell(self) -> None:
         """Pass the failures found while sending to the core, in order."""
         while self._told:
-            self._decide(self._told.popleft())
+            self._decide(partial(self._core.overrun, self._told.popleft()))
 
-    def _decide(self, event: BrokerEvent) -> None:
+    def _decide(self, step: Callable[[float], list[Instruction]], message: WireMessage | None = None) -> None:
+        """Take a step of the core, with a message or without; do what it returns."""
         if self._has_failed:
             return
         num_accepted = self._core.state.ledger.num_accepted
         try:
-            instructions = self._core.handle(event, self._clock.now())
+            instructions = step(self._clock.now())
         except Exception as error:  # the state may be inconsistent: a new broker rebuilds it from the peers
             end_if_out_of_memory(error, "broker")
             _log.exception("the broker fails")
@@ -292,10 +289,10 @@ class BrokerRole:
             if not self.ended.done():
                 self.ended.set_exception(error)
             return
-        if faults.is_recording and isinstance(event, Received) and isinstance(event.message, Fragment):
-            self._record(event.message, is_new=self._core.state.ledger.num_accepted > num_accepted)
-        if faults.is_armed and isinstance(event, Received):
-            faults.at(f"broker.{type(event.message).__name__}")  # decided, but nothing sent yet
+        if faults.is_recording and isinstance(message, Fragment):
+            self._record(message, is_new=self._core.state.ledger.num_accepted > num_accepted)
+        if faults.is_armed and message is not None:
+            faults.at(f"broker.{type(message).__name__}")  # decided, but nothing sent yet
         self._do(instructions)
 
     def _record(self, message: Fragment, *, is_new: bool) -> None:
@@ -324,7 +321,7 @@ class BrokerRole:
             return
         try:
             if not self._listeners.send(instruction.peer, instruction.frames):
-                self._told.append(Overrun(instruction.peer))
+                self._told.append(instruction.peer)
         except PeerLostError:
             if (peer := self._core.state.by_routing.get(instruction.peer)) is not None:
                 self._listeners.when_read(instruction.peer, partial(self._lost, peer))
@@ -348,13 +345,18 @@ def _on_loop_error(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> 
     loop.default_exception_handler(context)
 
 
-def _check_key(peer: bytes, role: str, hello: Hello) -> Malformed | None:
-    """Return an error if the key does not allow the role, or an external runner uses a local runner's name."""
+def _check_key(role: str, hello: Hello) -> None:
+    """Raise an error if the key does not allow the role, or an external runner uses a local runner's name."""
     if hello.role not in (role, "observer"):
-        return Malformed(peer, "key", f"a key of role {role!r} said HELLO as {hello.role!r}")
+        raise KeyRefusedError(f"a key of role {role!r} said HELLO as {hello.role!r}")
     if hello.role == "runner" and "@" not in hello.name:
-        return Malformed(peer, "key", f"a runner that joined must be named name@host, not {hello.name!r}")
-    return None
+        raise KeyRefusedError(f"a runner that joined must be named name@host, not {hello.name!r}")
+
+
+class KeyRefusedError(WireError):
+    """A HELLO that its sender's key does not allow."""
+
+    reason: ClassVar[str] = "key"
 
 
 def _write(directory: Path, item: Quarantine) -> None:

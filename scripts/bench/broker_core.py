@@ -52,10 +52,10 @@ class World:
 
     def __init__(self, kind: str, num_runners: int, seed: int = 0, trouble: float = 0.0) -> None:
         from rlzmq.protocol.broker.core import BrokerCore, BrokerOptions
-        from rlzmq.protocol.core import Received, Tick
+        from rlzmq.protocol.core import Received
         from rlzmq.wire import messages
 
-        self.m, self.received, self.tick = messages, Received, Tick
+        self.m, self.received = messages, Received
         self.rng = random.Random(seed)
         self.trouble = trouble
         self.staleness, batch_of = TERMS[kind]
@@ -100,11 +100,11 @@ class World:
         self, peer: str, message: Any, payload: tuple[Any, ...] = (), frames: Any = None, key: str = ""
     ) -> None:
         event = self.received(peer.encode(), message, frames or (b"", *payload))
-        self.handle(event, key or type(message).__name__)
+        self.step(lambda: self.core.handle(event, self.now), key or type(message).__name__)
 
-    def handle(self, event: Any, key: str) -> None:
+    def step(self, step: Any, key: str) -> None:
         start = time.thread_time()
-        instructions = self.core.handle(event, self.now)
+        instructions = step()
         self.spent[key] += time.thread_time() - start
         self.count[key] += 1
         for item in instructions:
@@ -157,7 +157,7 @@ class World:
         if lease.lease_id not in self.held[peer] or seated is None:
             return
         if self.rng.random() < self.trouble / 4:
-            self.handle(self.lost(peer), "PeerLost")
+            self.step(lambda: self.core.lost(peer.encode(), self.now), "lost")
             self.after(self.rng.uniform(0.1, 2.0), lambda: self.join(peer))
             return
         self.held[peer].remove(lease.lease_id)
@@ -176,11 +176,6 @@ class World:
         )
         frames = (*encode_fragment(message, [], {"seq": seq}), bytes(1000))
         self.send(peer, message, frames=frames)
-
-    def lost(self, peer: str) -> Any:
-        from rlzmq.protocol.core import PeerLost
-
-        return PeerLost(peer.encode())
 
     def beat(self, name: str, hello: Any) -> None:
         seated = self.core.state.runners.get(hello.uuid)
@@ -224,5 +219,5 @@ class World:
             self.send("driver", update, key="update")
 
     def on_tick(self) -> None:
-        self.handle(self.tick(), "Tick")
+        self.step(lambda: self.core.tick(self.now), "Tick")
         self.after(0.05, self.on_tick)

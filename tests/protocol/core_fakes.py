@@ -74,12 +74,28 @@ class Bench:
     def state(self):
         return self.core.state
 
-    def event(self, event: Any) -> list[Any]:
+    def event(self, event: Received) -> list[Any]:
         self.out = self.core.handle(event, self.now)
         return self.out
 
     def send(self, peer: str, message: Any, payload: tuple = ()) -> list[Any]:
         return self.event(Received(peer.encode(), message, (b"", *payload)))
+
+    def tick(self) -> list[Any]:
+        self.out = self.core.tick(self.now)
+        return self.out
+
+    def refuse(self, peer: str, reason: str, detail: str) -> list[Any]:
+        self.out = self.core.refuse(peer.encode(), reason, detail, self.now)
+        return self.out
+
+    def lose(self, peer: str) -> list[Any]:
+        self.out = self.core.lost(peer.encode(), self.now)
+        return self.out
+
+    def overrun(self, peer: str) -> list[Any]:
+        self.out = self.core.overrun(peer.encode(), self.now)
+        return self.out
 
     def sent(self, peer: str, kind: type[M]) -> list[M]:
         """Messages of a kind to a peer in the last output."""

@@ -216,7 +216,7 @@ class Simulation:
             if process.alive and not process.is_frozen:
                 self.do(process, process.core.tick(self.now))
         if self.broker is not None:
-            self.do_broker(self.broker.handle(E.Tick(), self.now))
+            self.do_broker(self.broker.tick(self.now))
         self.after(0.25, self.tick)
 
     # ------------------------------------------------------------------ network
@@ -527,7 +527,7 @@ class Simulation:
         elif kind == "lost" and self.broker is not None:
             # The transport gives up on a peer that is alive.
             peer = rng.choice([*self.runners.values(), *self.learners.values()])
-            self.do_broker(self.broker.handle(E.PeerLost(peer.routing), self.now))
+            self.do_broker(self.broker.lost(peer.routing, self.now))
         self.history.num_faults += 1
         self.after(rng.expovariate(1 / self.plan.mean_time_between_crashes), self.crash)
 
@@ -549,8 +549,9 @@ class Simulation:
     def kill(self, process: Process) -> None:
         process.alive = False
         if self.broker is not None and self.rng.random() < 0.5:
-            event = E.PeerLost(process.routing)
-            self.after(0.01, lambda: self.broker and self.do_broker(self.broker.handle(event, self.now)))
+            self.after(
+                0.01, lambda: self.broker and self.do_broker(self.broker.lost(process.routing, self.now))
+            )
 
     def kill_learner(self, process: LearnerProcess) -> None:
         if not process.alive:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 from core_fakes import Bench, bench_with_runner
 
-from rlzmq.protocol.core import Malformed, Tick
 from rlzmq.wire.messages import (
     Goodbye,
     LeaseReturned,
@@ -52,10 +51,10 @@ def test_a_slow_runner_gets_less_of_the_rest_and_is_cut_after_twice_its_time():
 def test_a_peer_that_keeps_sending_what_no_peer_sends_is_expelled_and_its_place_is_free():
     bench = bench_with_runner(batch=400)
     for _ in range(9):
-        bench.event(Malformed(b"runner", "dtype", "array 0: dtype 'O'"))
+        bench.refuse("runner", "dtype", "array 0: dtype 'O'")
         assert bench.sent("runner", Refused) == []
     bench.runner()  # saying HELLO again wipes nothing out
-    bench.event(Malformed(b"runner", "dtype", "array 0: dtype 'O'"))
+    bench.refuse("runner", "dtype", "array 0: dtype 'O'")
     assert bench.sent("runner", Refused)[0].reason == "expelled"
     assert bench.sent("driver", Notice)[-1].event == "expelled"
     assert bench.state.leases.leased_env_steps() == 0, "its leases are free"
@@ -88,7 +87,7 @@ def _work(bench, lease_ids, until, *, every=1.0, progress=1, runner="a"):
         bench.now += every
         progress += 1
         bench.send(runner, _says(lease_ids, progress=progress, pace_s=every))
-        bench.event(Tick())
+        bench.tick()
         told += [notice.event for notice in bench.sent("driver", Notice)]
     return told
 
@@ -107,10 +106,10 @@ def test_a_lease_without_progress_is_kept_while_nobody_else_is_free():
     bench.runner("a")
     (lease,) = bench.leases("a")
     bench.now = 1000.0
-    bench.event(Tick())
+    bench.tick()
     assert bench.state.leases.of_peer("uuid-a"), "what it delivers late would be wasted"
     bench.runner("b")
-    bench.event(Tick())
+    bench.tick()
     assert [notice.event for notice in bench.sent("driver", Notice)] == ["lease_expired"]
     assert len(bench.leases("b")) == 1
     assert bench.leases("a") == [], "a is suspect"

@@ -6,7 +6,7 @@ import pytest
 from core_fakes import Bench, bench_with_runner
 
 from rlzmq.protocol.broker import registration
-from rlzmq.protocol.core import Overrun, PeerLost, Received, Report, Tick
+from rlzmq.protocol.core import Received, Report
 from rlzmq.protocol.driver_core import parse_report
 from rlzmq.wire.messages import (
     Accepted,
@@ -113,10 +113,10 @@ def test_a_runner_that_is_gone_for_long_is_forgotten_and_may_not_come_back():
     bench.weights(1)
     bench.send("driver", DriverState(-1, 1))
     bench.now = 20.0
-    bench.event(Tick())  # nobody was heard of since: all are lost
+    bench.tick()  # nobody was heard of since: all are lost
     assert not bench.state.runners
     bench.now = 125.0
-    bench.event(Tick())
+    bench.tick()
     assert not bench.state.ledger.runners
     bench.runner()
     assert bench.sent("runner", Refused)[0].reason == "fenced"
@@ -166,7 +166,7 @@ def test_ever_new_processes_are_let_in_up_to_a_number(monkeypatch, stays_connect
     for number in range(500):
         _hello(bench, f"flood-{number}")
         if not stays_connected:
-            bench.event(PeerLost(f"flood-{number}".encode()))
+            bench.lose(f"flood-{number}")
     assert _num_records(bench) == len(bench.state.by_routing) == (50 if stays_connected else 0)
     assert bench.state.refused == ({"crowd": 450} if stays_connected else {})
     assert bench.state.ledger.take_watermarks() == [], "the driver never heard of them"
@@ -184,7 +184,7 @@ def test_who_has_worked_and_who_is_connected_stays(monkeypatch):
     for number in range(200):
         _hello(bench, f"flood-{number}")
     assert {"uuid-runner", "uuid-idle-0"} <= set(bench.state.runners)
-    bench.event(PeerLost(b"runner"))
+    bench.lose("runner")
     assert ("uuid-runner", 1) in bench.state.ledger.runners, "what it delivered is known while others come"
     _hello(bench, "runner", uuid="uuid-runner", incarnation=1, hello_id=2)
     assert bench.sent("runner", Welcome)
@@ -198,11 +198,11 @@ def test_runners_that_worked_and_left_are_remembered_up_to_a_number(monkeypatch)
         bench.now += 1.0
         bench.hello("driver", "driver", name="driver", uuid="uuid-driver")
         bench.runner(f"{number}", first_unacked=3)
-        bench.event(PeerLost(f"{number}".encode()))
+        bench.lose(f"{number}")
         bench.now += 10.0
-        bench.event(Tick())
+        bench.tick()
     bench.now += 10.0
-    bench.event(Tick())
+    bench.tick()
     assert len(bench.state.ledger.runners) == 10
     assert ("uuid-29", 1) in bench.state.ledger.runners
 
@@ -211,11 +211,11 @@ def test_who_never_reads_is_expelled():
     bench = Bench()
     bench.driver()
     _hello(bench, "a")
-    bench.event(Overrun(b"a"))
+    bench.overrun("a")
     assert bench.sent("a", Refused)[0].reason == "expelled"
     assert [notice.event for notice in bench.sent("driver", Notice)] == ["expelled"]
-    bench.event(Overrun(b"a"))
-    bench.event(Overrun(b"asked-for-the-config"))
+    bench.overrun("a")
+    bench.overrun("asked-for-the-config")
     assert bench.out == []
     assert bench.state.refused == {"overrun": 3}
     assert not bench.state.runners

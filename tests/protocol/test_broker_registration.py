@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 from core_fakes import Bench
 
-from rlzmq.protocol.core import Malformed, PeerLost
 from rlzmq.wire.messages import (
     Goodbye,
     Notice,
@@ -30,12 +29,12 @@ def test_malformed_messages_are_counted_and_answered_to_those_we_know():
     bench = Bench()
     bench.driver()
     bench.runner()
-    bench.event(Malformed(b"runner", "dtype", "array 0: dtype 'O'"))
+    bench.refuse("runner", "dtype", "array 0: dtype 'O'")
     assert bench.sent("runner", Rejected)[0].detail == "array 0: dtype 'O'"
     assert bench.sent("driver", Notice)[0].event == "protocol_error"
-    bench.event(Malformed(b"nobody", "malformed", "x"))
+    bench.refuse("nobody", "malformed", "x")
     assert bench.out == []
-    bench.event(Malformed(b"old-release", "version", "version 3, here 1"))
+    bench.refuse("old-release", "version", "version 3, here 1")
     assert bench.sent("old-release", Refused)[0].detail == "version 3, here 1"
     assert bench.state.refused == {"dtype": 1, "malformed": 1, "version": 1}
 
@@ -137,7 +136,7 @@ def test_who_comes_back_on_another_connection_has_left_its_old_one(role):
     for hello_id, connection in enumerate(("old", "new"), start=1):
         bench.hello(connection, role, payload, name="peer", uuid="uuid", hello_id=hello_id, **fields)
     assert list(bench.state.by_routing) == [b"new"]
-    bench.event(PeerLost(b"old"))
+    bench.lose("old")
     assert len(bench.state.runners) + len(bench.state.ranks) + (bench.state.driver is not None) == 1
     assert not _is_known(bench, "old")
 

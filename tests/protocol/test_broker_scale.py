@@ -15,7 +15,7 @@ def _lines_per_event(kind: str, num_runners: int) -> dict[str, float]:
     """Lines of Python that the core runs per fragment and per heartbeat, once every runner has delivered."""
     world = World(kind, num_runners)
     world.run(2 * num_runners)
-    handle, num_lines = world.handle, dict.fromkeys(("Fragment", "RunnerState"), 0)
+    step, num_lines = world.step, dict.fromkeys(("Fragment", "RunnerState"), 0)
     num_events = dict(num_lines)
 
     def counted(event: Any, key: str) -> None:
@@ -24,13 +24,13 @@ def _lines_per_event(kind: str, num_runners: int) -> dict[str, float]:
             return count
 
         if key not in num_lines:
-            return handle(event, key)
+            return step(event, key)
         num_events[key] += 1
         answers: list[Any] = []
         answer, world.answer = world.answer, answers.append
         sys.settrace(count)
         try:
-            handle(event, key)
+            step(event, key)
         finally:
             sys.settrace(None)
             world.answer = answer
@@ -38,7 +38,7 @@ def _lines_per_event(kind: str, num_runners: int) -> dict[str, float]:
             answer(item)
         return None
 
-    world.handle = counted  # type: ignore[method-assign]
+    world.step = counted  # type: ignore[method-assign]
     world.run(200)
     return {key: num_lines[key] / max(1, num_events[key]) for key in num_lines}
 

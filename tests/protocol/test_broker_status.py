@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 from core_fakes import Bench, bench_with_runner
 
-from rlzmq.protocol.core import Tick
 from rlzmq.wire.messages import (
     Committed,
     DriverState,
@@ -31,7 +30,7 @@ def _waits(bench: Bench) -> list[str]:
 
 def _progress(bench: Bench) -> Progress:
     bench.now += 1.0
-    bench.event(Tick())
+    bench.tick()
     (progress,) = bench.sent("driver", Progress)
     return progress
 
@@ -108,7 +107,7 @@ def test_a_broker_names_what_an_update_lacks():
     bench.learner(1, 2)
     bench.weights(0)
     bench.now = 6.0
-    bench.event(Tick())
+    bench.tick()
     lines = _waits(bench)
     assert lines == [
         "broker: has been collecting update 0 for 4.5 s: 0 of 40 env steps have arrived, 40 are leased",
@@ -204,5 +203,5 @@ def test_heartbeats_of_a_runner_say_that_it_is_heard():
     for now in (2.0, 4.0, 6.0):
         bench.now = now
         bench.send("runner", RunnerState(0, 0, (), (), False, 1, 0, -1, 0, 0))
-        bench.event(Tick())
+        bench.tick()
     assert bench.state.runners

@@ -1,4 +1,4 @@
-"""BrokerCore: the broker's state machine, with typed events in, instructions out, and time as an argument.
+"""BrokerCore: the broker's state machine, with messages in, instructions out, and time as an argument.
 
 ```
  runners ── FRAGMENT ─► accept ─► ledger ─► exact shards ─► learners ── UPDATE_DONE ─► commit
@@ -22,7 +22,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import replace
-from typing import Any, TypeAlias
+from typing import Any
 
 from rlzmq.core.patience import FACTOR, NARROW_PATH, STEP_S
 from rlzmq.protocol.broker.grants import Grants
@@ -30,15 +30,7 @@ from rlzmq.protocol.broker.intake import Intake
 from rlzmq.protocol.broker.registration import Registration
 from rlzmq.protocol.broker.state import BrokerOptions, BrokerState, OpenedUpdate, Peer, PublishedState, Run
 from rlzmq.protocol.broker.updates import Delivery, Recovery, Reports, Updates
-from rlzmq.protocol.core import (
-    Instruction,
-    Malformed,
-    Overrun,
-    PeerLost,
-    Received,
-    Send,
-    Tick,
-)
+from rlzmq.protocol.core import Instruction, Received, Send
 from rlzmq.wire.codec import BoundExceededError, Buffer, SchemaError, WireError, WireMessage
 from rlzmq.wire.messages import (
     BrokerBeat,
@@ -70,14 +62,14 @@ from rlzmq.wire.messages import (
 )
 from rlzmq.wire.payloads import FragmentRange, pack_blob, unpack_ranges
 
-__all__ = ["Admission", "BrokerCore", "BrokerEvent", "BrokerOptions", "Requests"]
-
-
-BrokerEvent: TypeAlias = Received | Malformed | Overrun | PeerLost | Tick
+__all__ = ["Admission", "BrokerCore", "BrokerOptions", "Requests"]
 
 
 class BrokerCore:
-    """The broker's state machine: dispatches each event to its part and checks the timers.
+    """The broker's state machine: dispatches each message to its part and checks the timers.
+
+    Each step takes the time in seconds of a `FairClock`, so that nobody is missed for a time in which this process did
+    not run, and returns the resulting instructions.
 
     Attributes:
         more_status: Returns additional STATUS fields that only the I/O side knows.
@@ -122,29 +114,51 @@ class BrokerCore:
             Goodbye: self._registration.on_goodbye,
         }
 
-    def handle(self, event: BrokerEvent, now: float) -> list[Instruction]:
-        """Process one event and return the resulting instructions.
+    def handle(self, event: Received, now: float) -> list[Instruction]:
+        """Process a message, which `messages.decode_message` has decoded."""
+        self._begin(now)
+        peer = self._admission.admit(event, now)
+        if peer is not None:
+            try:
+                self._handlers[type(event.message)](peer, event.message, event, now)
+            except WireError as error:
+                self._admission.offend(peer, error.reason, str(error))
+        return self._finish(now)
 
-        Args:
-            event: The event. Messages must have been decoded by `messages.decode_message`.
-            now: Seconds of a `FairClock`, so that nobody is missed for a time in which this process did not run.
-        """
+    def tick(self, now: float) -> list[Instruction]:
+        """Check the timers; to be called regularly."""
+        self._begin(now)
+        self._on_tick(now)
+        return self._finish(now)
+
+    def refuse(self, routing: bytes, reason: str, detail: str, now: float) -> list[Instruction]:
+        """Refuse a message that the codec could not decode, with its reason code and text."""
+        self._begin(now)
+        self._admission.on_malformed(routing, reason, detail)
+        return self._finish(now)
+
+    def lost(self, routing: bytes, now: float) -> list[Instruction]:
+        """Note that the transport says that this peer is gone."""
+        self._begin(now)
+        peer = self.state.by_routing.get(routing)
+        if peer is not None:
+            self._registration.forget(peer, "lost", "unreachable")
+        return self._finish(now)
+
+    def overrun(self, routing: bytes, now: float) -> list[Instruction]:
+        """Note that a message was dropped, because the peer does not read and its send budget is exhausted."""
+        self._begin(now)
+        self._admission.on_overrun(routing)
+        return self._finish(now)
+
+    def _begin(self, now: float) -> None:
+        self.state.now = now
+        if self.state.started_at is None:
+            self.state.started_at = now
+
+    def _finish(self, now: float) -> list[Instruction]:
+        """Do whatever has become possible; return the instructions."""
         state = self.state
-        state.now = now
-        if state.started_at is None:
-            state.started_at = now
-        if isinstance(event, Received):
-            self._on_received(event, now)
-        elif isinstance(event, Tick):
-            self._on_tick(now)
-        elif isinstance(event, PeerLost):
-            peer = state.by_routing.get(event.peer)
-            if peer is not None:
-                self._registration.forget(peer, "lost", "unreachable")
-        elif isinstance(event, Overrun):
-            self._admission.on_overrun(event)
-        else:
-            self._admission.on_malformed(event)
         self._updates.progress(now)
         self._admission.expel_offenders()
         state.take_committed()
@@ -170,15 +184,6 @@ class BrokerCore:
         return _status_of(self.state, self.state.now)
 
     # ------------------------------------------------------------------ messages
-
-    def _on_received(self, event: Received, now: float) -> None:
-        peer = self._admission.admit(event, now)
-        if peer is None:
-            return
-        try:
-            self._handlers[type(event.message)](peer, event.message, event, now)
-        except WireError as error:
-            self._admission.offend(peer, error.reason, str(error))
 
     def _on_runner_state(self, peer: Peer, message: RunnerState, event: Received, now: float) -> None:
         self._intake.on_runner_state(peer, message)
@@ -271,21 +276,21 @@ class Admission:
         state.notify("protocol_error", peer.hello.role, peer.hello.name, detail)
         state.count_bad(peer, detail)
 
-    def on_malformed(self, event: Malformed) -> None:
+    def on_malformed(self, routing: bytes, reason: str, detail: str) -> None:
         """Handle a message that the codec could not decode."""
         state = self._state
-        peer = state.by_routing.get(event.peer)
+        peer = state.by_routing.get(routing)
         if peer is not None:
-            self.offend(peer, event.reason, event.detail)
+            self.offend(peer, reason, detail)
             return
-        state.count_refused(event.reason)
-        if event.reason == "version":
-            state.send(event.peer, Refused("version", event.detail[:1000]))
+        state.count_refused(reason)
+        if reason == "version":
+            state.send(routing, Refused("version", detail[:1000]))
 
-    def on_overrun(self, event: Overrun) -> None:
+    def on_overrun(self, routing: bytes) -> None:
         """Expel a peer that never reads its answers, so that it cannot be warned."""
         self._state.count_refused("overrun")
-        peer = self._state.by_routing.get(event.peer)
+        peer = self._state.by_routing.get(routing)
         if peer is not None:
             self._registration.expel(peer, "it does not read its messages")
 
