@@ -1,7 +1,8 @@
-"""What the state machines of the protocol share: messages in, instructions out, and registration and heartbeats of peers.
+"""What the state machines of the protocol share: messages in, instructions out; registration and heartbeats of peers.
 
-A core takes a message (`rlzmq.wire.messages`) as it is; whatever else happens (a lease was sampled, a shard was decoded,
-a connection broke, time has passed) is a method of the core. All return instructions, to be performed in order. Time is passed as ``now``, in seconds of a monotonic clock.
+A core takes a message (`rlzmq.wire.messages`) as it is; whatever else happens (a lease was sampled, a shard was
+decoded, a connection broke, time has passed) is a method of the core. All return instructions, to be performed in
+order. Time is passed as ``now``, in seconds of a monotonic clock.
 """
 
 from __future__ import annotations
