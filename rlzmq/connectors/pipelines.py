@@ -48,6 +48,10 @@ class ConnectorPipelineV2(ConnectorV2):
     timers and error texts use it. After every edit, including edits of a nested pipeline, the spaces are propagated
     again.
 
+    Pieces are called one after the other on episodes (`run_pieces`) by `EpisodeSampler`, which an env runner chooses
+    if a piece or a callback needs episodes (`EnvRunner._choose_sampler`), and by `learners.batches`; all other
+    pipelines run on rows.
+
     Args:
         input_observation_space: Observation space of one env (multi-agent: a Dict by agent id).
         input_action_space: Action space of one env, likewise.

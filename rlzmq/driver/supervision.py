@@ -8,11 +8,12 @@
 A process that is stopped or hangs is killed by the actor system (`rlzmq.actors.system`), or ends by itself if its
 environments hang (`core.call_watch`), and so has simply ended here. The rule of restarts is `core.patience.Restarts`.
 Peers of a new broker reconnect, notice its incarnation and send it what they hold, so no accepted data is lost
-(`rlzmq.protocol.broker.core`).
+(`rlzmq.protocol.broker.core`). The broker forgets a runner that is silent for longer than its pace
+allows, and leases its steps to others; when it speaks again, it registers again.
 
 A runner's death, in order::
 
-    its process ends (ActorHandle.exited); silent towards the broker alone: BrokerPipeline._watch kills it
+    its process ends (ActorHandle.exited); if the broker expelled it, BrokerPipeline._watch kills it
     Supervisor._supervise    waits for the back-off, starts a process at its place; calls `prepare`:
         AsyncEnvRunnerGroup._bring_up_to_date    custom calls and states that the others have
         BrokerPipeline._connect_runner           addresses and keys; the runner says HELLO

@@ -72,7 +72,7 @@ class LearnerMemory:
         self._trained: OrderedDict[tuple[str, int], dict[int, int]] = OrderedDict()
 
     def note_trained(self, frames: tuple[Buffer, ...]) -> None:
-        """Remember trained ranges, packed by `ranges.pack_ranges`; () for none."""
+        """Remember trained ranges, packed by `payloads.pack_ranges`; () for none."""
         if len(frames) != 2:
             return
         for fragment, first, num_steps in unpack_ranges(frames):

@@ -79,7 +79,7 @@ __all__ = [
 class Hello(WireMessage):
     """Registration of a peer, repeated to a restarted broker and whenever the sender's group changes.
 
-    Payload: a learner adds `ranges.pack_ranges` (two frames) of the ranges that it remembers as trained, then of each
+    Payload: a learner adds `payloads.pack_ranges` (two frames) of the ranges that it remembers as trained, then of each
     of ``training_updates``. The driver adds `pack_ranges` of the watermarks below which it has reports.
 
     Attributes:
@@ -571,7 +571,7 @@ class Train(WireMessage):
 
     From now on the plan is fixed within the generation.
 
-    Payload: two frames, `ranges.pack_ranges` of the update's fragments over all ranks, so that every
+    Payload: two frames, `payloads.pack_ranges` of the update's fragments over all ranks, so that every
     learner remembers which steps the update consumed.
     """
 
@@ -606,7 +606,7 @@ class UpdateDone(WireMessage):
 class UpdateCommitted(WireMessage):
     """All ranks have trained the update and the driver has its report.
 
-    Payload: two frames, `ranges.pack_ranges` with the first sequence number that each runner still
+    Payload: two frames, `payloads.pack_ranges` with the first sequence number that each runner still
     holds (steps 0): the learner may forget earlier fragments.
     """
 

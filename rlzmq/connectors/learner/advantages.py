@@ -257,7 +257,7 @@ def _are_rows(outputs: dict[str, Any], num_rows: int) -> bool:
 _STD_FLOOR = 1e-4
 
 
-# Rewards may overflow. The learner notices this in the loss and finds the steps.
+# Rewards may overflow. The learner skips minibatches whose loss is not finite.
 @np.errstate(over="ignore", invalid="ignore")
 def compute_gae(
     rewards_N: ArrayLike,

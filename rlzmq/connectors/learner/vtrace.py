@@ -19,7 +19,7 @@ TARGET_DIST_INPUTS = "target_action_dist_inputs"
 _TARGET_LOGP = "target_logp"
 
 
-# Rewards may overflow. The learner notices this in the loss and finds the steps.
+# Rewards may overflow. The learner skips minibatches whose loss is not finite.
 @np.errstate(over="ignore", invalid="ignore")
 def compute_vtrace(
     *,

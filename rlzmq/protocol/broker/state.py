@@ -7,6 +7,16 @@ of other peers from outside, the newcomers, can be forgotten without loss: they 
  rank 0 ── WEIGHTS ──► store ─► PUB to all runners; SNAPSHOT to a runner that joins late or requests it
  driver ── CONNECTOR_STATE ──► store ─► each runner, before its next lease
 ```
+
+The way of new weights, in order::
+
+    rank 0    LearnerLink._snapshot          flattens them, after the last optimizer step of an update
+              LearnerCore.new_weights        sends them as WEIGHTS
+    broker    BrokerState.put_weights        keeps the newest and publishes them
+    runner    RunnerLink._on_weights         receives them, or SNAPSHOT
+              WeightsReceiver.offer          takes them if they are newer and their digest is right
+              StartLease                     brings them with the next lease
+              RunnerLink._load               loads them on the sampler thread (EnvRunner.set_weights)
 """
 
 from __future__ import annotations
