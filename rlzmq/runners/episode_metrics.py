@@ -2,7 +2,7 @@
 
 How ``episode_return_mean`` comes about::
 
-    a sampler                adds the rewards of each chunk to `EpisodeTotals`, and episodes that end to `FinishedEpisodes`
+    a sampler                adds each chunk's rewards to `EpisodeTotals`, and ended episodes to `FinishedEpisodes`
     EnvRunner._meta_of       sends those of a fragment with it, as `FragmentMeta`
     add_fragment_metas       in the driver: logs them in the order of the fragments (`EpisodeMetrics.add_fragment`)
     EpisodeMetrics.reduce    the mean over the newest ``metrics_num_episodes_for_smoothing`` episodes
