@@ -108,7 +108,8 @@ class Sampler(abc.ABC):
         """
         runner, timers, clock = self.runner, self.runner.timers, time.perf_counter
         self._request = request
-        self.random_actions = request.random_actions
+        self.random_actions = random_actions = request.random_actions
+        waits_for_ends = request.num_episodes is not None
         self._finished = FinishedEpisodes()
         self._num_steps = self._num_env_steps = self._num_agent_steps = self._num_ends = 0
         self._begin_s = self._warned_s = clock()
@@ -123,13 +124,14 @@ class Sampler(abc.ABC):
             self._num_ends,
             most_per_vector_step,
         ):
-            if request.num_episodes is not None and not self._num_ends:
-                self._warn_if_endless()
-            for _ in range(num_more):
-                timed = not (num_steps_ever + self._num_steps) & (_STEPS_PER_TIMED - 1)
+            first = num_steps_ever + self._num_steps
+            for number in range(first, first + num_more):
+                timed = not number & (_STEPS_PER_TIMED - 1)
                 if timed:
                     begin_s = inferred_s = clock()
-                if request.random_actions:
+                    if waits_for_ends:
+                        self._warn_if_endless(begin_s)
+                if random_actions:
                     actions = self._random_actions()
                 else:
                     with inference_mode:
@@ -154,9 +156,8 @@ class Sampler(abc.ABC):
         timers.add(VECTOR_STEPS_TIMER, clock() - loop_s)
         return self._finish(), self._finished, self._num_steps
 
-    def _warn_if_endless(self) -> None:
+    def _warn_if_endless(self, now_s: float) -> None:
         """Log a warning if a request for whole episodes has seen none end for long."""
-        now_s = time.perf_counter()
         config, waited_s = self.runner.config, now_s - self._begin_s
         limit_s = _ENDLESS_S
         if config.in_evaluation and config.evaluation_sample_timeout_s is not None:
@@ -164,7 +165,7 @@ class Sampler(abc.ABC):
         if self._warned_s > self._begin_s:
             limit_s = _ENDLESS_AGAIN * (self._warned_s - self._begin_s)
         # One of several runners says it; those of an evaluation count from 1,000,001.
-        if waited_s >= limit_s and self.runner.worker_index % 1_000_000 <= 1:
+        if waited_s >= limit_s and not self._num_ends and self.runner.worker_index % 1_000_000 <= 1:
             self._warned_s = now_s
             _log.warning(
                 "No episode has ended in %d env steps, %.0f s. If episodes never end, limit them: %s.",
