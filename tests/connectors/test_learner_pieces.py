@@ -22,6 +22,7 @@ from rlzmq.connectors.learner import (
     FrameStackingLearner,
     GeneralAdvantageEstimation,
 )
+from rlzmq.connectors.learner.advantages import compute_gae
 from rlzmq.connectors.pipelines import LearnerConnectorPipeline
 from rlzmq.episodes.single_agent_episode import SingleAgentEpisode
 
@@ -140,7 +141,7 @@ def test_every_chunk_gets_one_masked_step(numpy: bool, terminated: bool) -> None
 
 @settings(max_examples=40, deadline=None)
 @given(
-    st.lists(st.tuples(st.integers(1, 9), st.booleans(), st.floats(-5, 5)), min_size=1, max_size=5),
+    st.lists(st.tuples(st.integers(1, 30), st.booleans(), st.floats(-5, 5)), min_size=1, max_size=5),
     st.floats(0, 1),
     st.floats(0, 1),
 )
@@ -182,6 +183,13 @@ def test_as_rllib_standardises_over_the_extra_rows_as_rllib_does() -> None:
     np.testing.assert_allclose(columns["advantages"], expected, rtol=1e-4, atol=1e-5)
     real = columns["loss_mask"]
     np.testing.assert_allclose(columns["value_targets"][real], targets[[0, 1, 3, 4]], rtol=1e-5)
+
+
+def test_shapes_that_do_not_fit_are_refused() -> None:
+    with pytest.raises(ValueError, match=r"\(3,\).*got \(2,\)"):
+        compute_gae([1, 2], [1, 2], [0], [3], gamma=1.0, lambda_=1.0)
+    with pytest.raises(ValueError, match="1 bootstrap values"):
+        compute_gae([1, 2], [1, 2], [0, 0], [2], gamma=1.0, lambda_=1.0)
 
 
 def test_zero_length_chunks_are_tolerated_everywhere() -> None:

@@ -160,6 +160,8 @@ def test_slices_of_steps_agree_with_a_list_of_steps(lengths: list[int], data: st
     ids = head.episode_ids + tail.episode_ids
     assert sorted(set(ids)) == sorted(batch.episode_ids)
     assert sum(head.length == 0) + sum(tail.length == 0) == lengths.count(0)
+    with pytest.raises(ValueError, match="expected"):
+        batch.slice_steps(0, len(steps) + 1)
     window = steps_window(np.array(lengths, np.int64), begin, end)
     assert 0 <= window[0] <= window[1] <= len(lengths)
 

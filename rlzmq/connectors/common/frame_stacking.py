@@ -9,7 +9,7 @@ import gymnasium as gym
 import numpy as np
 import numpy.typing as npt
 
-from rlzmq.connectors.common.layout import OBSERVATION_READERS, drop_observations_of_steps
+from rlzmq.connectors.common.layout import OBSERVATION_READERS
 from rlzmq.connectors.connector_v2 import Batch, Memory, TorchPiece
 from rlzmq.connectors.observation_pieces import OF_AGENTS, ObservationPiece, agent_space
 from rlzmq.connectors.rows import RowsContext
@@ -94,7 +94,6 @@ class FrameStacking(ObservationPiece):
                 stacked = self.observations_of(episode, num_observations - 1, num_observations)[0]
                 self.add_batch_item(batch, Columns.OBS, stacked, episode)
             return batch
-        drop_observations_of_steps(batch)
         columns = {Columns.OBS: 0}
         if batch.pop(Columns.NEXT_OBS, None) is not None:
             columns[Columns.NEXT_OBS] = 1

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterable, Sequence
-from operator import is_
 from typing import Any, ClassVar
 
 import numpy as np
@@ -47,8 +46,6 @@ __all__ = [
     "AddTimeDimToBatchAndZeroPad",
     "BatchIndividualItems",
     "NumpyToTensor",
-    "add_observations_of_steps",
-    "drop_observations_of_steps",
     "split_and_zero_pad",
     "states_are_known",
     "to_tensor",
@@ -57,41 +54,6 @@ __all__ = [
 
 OBSERVATION_READERS = "observation_readers"
 """Key in shared_data of a learner pipeline: pieces whose `observations_of` other pieces must use."""
-
-
-class _OfSteps(dict[Any, list[Any]]):
-    """An ``obs`` column read from the episodes. It is rebuilt when later pieces change their observations."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.first_items: dict[Any, list[Any]] = {}
-
-    def is_untouched(self) -> bool:
-        """Return whether no piece has changed the column's items."""
-        first = self.first_items
-        return self.keys() == first.keys() and all(
-            len(items) == len(first[key]) and all(map(is_, items, first[key])) for key, items in self.items()
-        )
-
-
-def add_observations_of_steps(batch: dict[str, Any], episodes: Iterable[Any]) -> None:
-    """Fill the ``obs`` column with the observations of all steps of SingleAgentEpisodes."""
-    batch[Columns.OBS] = column = _OfSteps()
-    for episode in episodes:
-        num_steps = len(episode)
-        if num_steps:
-            observations = episode.get_observations(slice(0, num_steps))
-            ConnectorV2.add_n_batch_items(batch, Columns.OBS, observations, num_steps, episode)
-    column.first_items = {key: list(items) for key, items in column.items()}
-    if not column:
-        del batch[Columns.OBS]
-
-
-def drop_observations_of_steps(batch: dict[str, Any]) -> None:
-    """Remove the ``obs`` column if `add_observations_of_steps` added it, so that it can be rebuilt."""
-    column = batch.get(Columns.OBS)
-    if isinstance(column, _OfSteps) and column.is_untouched():
-        del batch[Columns.OBS]
 
 
 class _StepsPiece(ConnectorV2):
@@ -125,8 +87,6 @@ class AddObservationsFromEpisodesToBatch(_StepsPiece):
 
     def __call__(self, *, batch: dict[str, Any], episodes: Sequence[Any], **kwargs: object) -> dict[str, Any]:
         """See ConnectorV2."""
-        if self._as_learner_connector:
-            drop_observations_of_steps(batch)
         if Columns.OBS in batch:
             return batch
         if not self._as_learner_connector:
@@ -136,9 +96,10 @@ class AddObservationsFromEpisodesToBatch(_StepsPiece):
             if items:
                 batch[Columns.OBS] = items
             return batch
-        add_observations_of_steps(
-            batch, self.single_agent_episode_iterator(episodes, agents_that_stepped_only=False)
-        )
+        for episode in self.single_agent_episode_iterator(episodes, agents_that_stepped_only=False):
+            if num_steps := len(episode):
+                observations = episode.get_observations(slice(0, num_steps))
+                self.add_n_batch_items(batch, Columns.OBS, observations, num_steps, episode)
         return batch
 
     def train_rows(self, rows: TrainRows) -> None:

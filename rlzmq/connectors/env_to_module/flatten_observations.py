@@ -9,7 +9,6 @@ import gymnasium as gym
 import numpy as np
 import numpy.typing as npt
 
-from rlzmq.connectors.common.layout import add_observations_of_steps, drop_observations_of_steps
 from rlzmq.connectors.connector_v2 import Batch, Memory, TorchPiece, name_set
 from rlzmq.connectors.observation_pieces import (
     ObservationPiece,
@@ -113,7 +112,7 @@ def _collect_tensors(space: gym.Space[Any], values: Any, parts: list[Any]) -> No
 
 
 class FlattenObservations(ObservationPiece):
-    """Flattens observations to float32 vectors in the episodes, and on the learner also in the batch.
+    """Flattens observations to float32 vectors in the episodes.
 
     Parts of a Dict are sorted by key; Discrete and MultiDiscrete parts are one-hot encoded.
 
@@ -127,8 +126,7 @@ class FlattenObservations(ObservationPiece):
         input_observation_space, input_action_space, multi_agent: See ObservationPiece.
         agent_ids: The agents (or one agent) whose observations to flatten; None: all.
         keys_to_remove: Keys (or one key) of (each agent's) Dict observations to leave out.
-        as_learner_connector: Whether to flatten all observations of the episodes instead of the last ones, and to
-            fill the ``obs`` column with those of their steps, unless it exists already.
+        as_learner_connector: Whether to flatten all observations of the episodes instead of the last ones.
     """
 
     writes_episodes: ClassVar[bool] = True
@@ -194,11 +192,6 @@ class FlattenObservations(ObservationPiece):
                 else:
                     flat = [flatten_values(input_space, item) for item in tree_unstack(buffer.data)]
                 rewrite_all_observations(episode, flat, agent_space(self.observation_space, episode.agent_id))
-        drop_observations_of_steps(batch)
-        if Columns.OBS not in batch:
-            add_observations_of_steps(
-                batch, self.single_agent_episode_iterator(episodes, agents_that_stepped_only=False)
-            )
         return batch
 
     def _is_mine(self, agent_id: object) -> bool:
