@@ -519,7 +519,7 @@ def _unread_infos(episode: SingleAgentEpisode) -> dict[int, dict[str, Any]] | No
         _SLOTS["infos"].__get__(episode)
     except AttributeError:
         shared, _, row = episode._source
-        return shared.sparse_infos(row)
+        return dict(shared.sparse_infos(row))
     return None
 
 

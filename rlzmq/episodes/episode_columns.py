@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from types import NoneType
-from typing import Any, Protocol
+from typing import Any
 
 import gymnasium as gym
 import numpy as np
@@ -44,19 +44,6 @@ def located(error: Exception, where: str, column: str) -> Exception:
     return kind(f"{where}, column {column!r}: {error}")
 
 
-class EpisodeSource(Protocol):
-    """Source of an episode's attributes that are created when they are first read."""
-
-    def create(self, episode: Any, name: str) -> Any:
-        """Create an attribute of the episode, set it, and return it."""
-
-    def differs(self, episode: Any, position: int, row: Any) -> bool:
-        """Return whether the episode was changed."""
-
-    def sparse_infos(self, row: Any) -> dict[int, dict[str, Any]]:
-        """Return the non-empty infos by position."""
-
-
 class EpisodeColumns:
     """Base class of `SingleAgentEpisode`: data per time step, getters and setters.
 
@@ -87,9 +74,9 @@ class EpisodeColumns:
     rewards: InfiniteLookbackBuffer
     extra_model_outputs: dict[str, InfiniteLookbackBuffer]
     infos: InfiniteLookbackBuffer
-    # Only episodes on shared columns (`SharedColumns`) have these: the source of their other attributes, the episode's
-    # position in it, and which attributes have been created.
-    _source: tuple[EpisodeSource, int, Any]
+    # Only episodes on shared columns have these: the `SharedColumns` that create their other attributes, the episode's
+    # position and row in them, and which attributes have been created.
+    _source: tuple[Any, int, Any]
     _created: dict[str, Any]
     _observation_space: gym.Space[Any] | None
     _action_space: gym.Space[Any] | None
