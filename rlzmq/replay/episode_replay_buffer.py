@@ -24,7 +24,6 @@ from rlzmq.replay.step_store import (
     NONE,
     PRIORITY,
     STEP_COLUMNS,
-    PriorityTree,
     StepStore,
     Transitions,
     item_facts,
@@ -94,6 +93,7 @@ class EpisodeReplayBuffer(ReplayBuffer):
         self._keeps_extra_model_outputs = bool(keeps_extra_model_outputs)
         self._rng = np.random.default_rng(seed)
         self._store = self._new_store()
+        self._drawn: IntArray = np.empty(0, np.int64)  # keys of the steps in the last sample with priorities
         self._num_sampled = self._num_items_sampled = self._num_redrawn = 0
         self._actual_n_steps: deque[float] = deque(maxlen=metrics_num_episodes_for_smoothing)
 
@@ -260,7 +260,7 @@ class EpisodeReplayBuffer(ReplayBuffer):
 
         Returns:
             The items, each a chunk. Extra columns of transitions: ``weights``, ``n_step`` (with n_step given). Of all
-            items: ``replay_key``, for `remove` and `update_priorities`.
+            items: ``replay_key``, for `update_priorities`.
 
         Raises:
             ValueError: The buffer is empty, `num_items` and `batch_size_B` are both given, no stored stretch has
@@ -280,8 +280,9 @@ class EpisodeReplayBuffer(ReplayBuffer):
         if full_length:
             starts = self._moved_back(starts, length)
         batch, slots = self._sequences(starts, length, lookback)
-        for name, values in self._of_drawn(drawn, beta).items():
-            batch.columns[name] = values.repeat(batch.lookback + batch.length + 1)
+        if self.alpha is not None:
+            for name, values in (("weights", self._weights(drawn, beta)), ("priority_key", self._drawn)):
+                batch.columns[name] = values.repeat(batch.lookback + batch.length + 1)
         return self._filled(batch, slots, include_infos, include_extra_model_outputs)
 
     def draw(
@@ -360,12 +361,15 @@ class EpisodeReplayBuffer(ReplayBuffer):
         """Draw steps; return their slots, int64 [num]."""
         return self._store.draw(num, rng)
 
-    def _of_drawn(self, slots: IntArray, beta: float) -> dict[str, NDArray[Any]]:
-        """Return further columns of sequences, a value for each, that follow from the drawn steps."""
-        return {}
-
     def _weights(self, slots: IntArray, beta: float) -> NDArray[np.float32]:
-        return np.ones(len(slots), np.float32)
+        """Return the importance weights of drawn steps, which `update_priorities` takes for the last ones."""
+        tree = self._store.tree
+        if tree is None:
+            return np.ones(len(slots), np.float32)
+        self._drawn = self._keys(slots)
+        priorities = tree.get(slots)
+        weights: NDArray[np.float32] = ((priorities / priorities.min()) ** -beta).astype(np.float32)
+        return weights
 
     def _redraw_short(self, starts: IntArray, least: int, rng: np.random.Generator) -> IntArray:
         """Redraw starts of sequences with fewer than `least` steps."""
@@ -530,7 +534,6 @@ class PrioritizedEpisodeReplayBuffer(EpisodeReplayBuffer):
         if alpha < 0.0:
             raise ValueError(f"{type(self).__name__}: expected alpha >= 0, got {alpha}.")
         self.alpha = alpha
-        self._drawn: IntArray = np.empty(0, np.int64)
         super().__init__(capacity, **options)
 
     def add(self, episodes: object, weight: float | None = None) -> None:
@@ -542,20 +545,6 @@ class PrioritizedEpisodeReplayBuffer(EpisodeReplayBuffer):
         """
         for batch in as_batches(episodes):
             self._add(batch, weight)
-
-    @property
-    def _tree(self) -> PriorityTree:
-        assert self._store.tree is not None
-        return self._store.tree
-
-    def _weights(self, slots: IntArray, beta: float) -> NDArray[np.float32]:
-        self._drawn = self._keys(slots)
-        priorities = self._tree.get(slots)
-        weights: NDArray[np.float32] = ((priorities / priorities.min()) ** -beta).astype(np.float32)
-        return weights
-
-    def _of_drawn(self, slots: IntArray, beta: float) -> dict[str, NDArray[Any]]:
-        return {"weights": self._weights(slots, beta), "priority_key": self._drawn}
 
     def update_priorities(self, td_errors: object, keys: object = None) -> None:
         """Update the priorities of steps. Steps that have been evicted in the meantime are ignored.
@@ -582,7 +571,8 @@ class PrioritizedEpisodeReplayBuffer(EpisodeReplayBuffer):
             return
         priorities, store = np.maximum(errors[known], LEAST_PRIORITY), self._store
         store.greatest = max(store.greatest, float(priorities.max()))
-        self._tree.set(slots[known], priorities**self.alpha)
+        assert store.tree is not None
+        store.tree.set(slots[known], priorities**self.alpha)
 
 
 _GOAL, _ACHIEVED = "desired_goal", "achieved_goal"

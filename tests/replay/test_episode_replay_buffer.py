@@ -239,7 +239,7 @@ def test_wrong_calls_are_told() -> None:
 
 
 def priorities_of(buffer: Any) -> Any:
-    return buffer._tree.get(buffer._store.ordered_steps()).tolist()
+    return buffer._store.tree.get(buffer._store.ordered_steps()).tolist()
 
 
 @pytest.mark.parametrize("cls", BUFFERS)
@@ -264,7 +264,7 @@ def test_a_restored_buffer_goes_on_as_the_first_would_have(cls: Any) -> None:
         priorities = [priorities_of(one) for one in (buffer, other)]
         assert priorities[0] == priorities[1]
         assert len(set(priorities[0])) > 20
-        assert other._tree.total == pytest.approx(buffer._tree.total)
+        assert other._store.tree.total == pytest.approx(buffer._store.tree.total)
     else:
         assert set(rows_of(other.sample(5000, n_step=3))) == set(rows_of(buffer.sample(5000, n_step=3)))
     for one in (buffer, other):
@@ -276,13 +276,13 @@ class TestPriorities:
     def test_the_sum_is_that_of_the_powers(self) -> None:
         buffer = PrioritizedEpisodeReplayBuffer(100, alpha=0.6, seed=0)
         buffer.add(episode_of(0, 0, 4))
-        assert buffer._tree.total == pytest.approx(4.0)
+        assert buffer._store.tree.total == pytest.approx(4.0)
         batch = buffer.sample(200)
         keys = np.unique(batch.columns["replay_key"][batch.start])
         buffer.update_priorities([2.0, 0.5], keys[:2])
-        assert buffer._tree.total == pytest.approx(2 + 2**0.6 + 0.5**0.6)
+        assert buffer._store.tree.total == pytest.approx(2 + 2**0.6 + 0.5**0.6)
         buffer.add(episode_of(1, 0, 1))
-        assert buffer._tree.total == pytest.approx(2 + 2 * 2**0.6 + 0.5**0.6)
+        assert buffer._store.tree.total == pytest.approx(2 + 2 * 2**0.6 + 0.5**0.6)
 
     def test_draws_and_weights_follow_the_priorities(self) -> None:
         buffer = PrioritizedEpisodeReplayBuffer(100, alpha=0.5, seed=0)
@@ -322,7 +322,7 @@ class TestPriorities:
             [episode_of(2, 0, 5), episode_of(3, 0, 12)]
         )  # episodes 0 and 1 leave, slots are used again
         buffer.update_priorities(obs[order] + 50.0, keys[order])
-        assert buffer._tree.total == pytest.approx(17.0)
+        assert buffer._store.tree.total == pytest.approx(17.0)
         assert {row[0] // 1000 for row in rows_of(buffer.sample(500))} == {2, 3}
 
     def test_a_smaller_buffer_restores_the_priorities_of_the_newest_steps(self) -> None:
