@@ -306,9 +306,11 @@ def test_settings_that_do_not_fit_stateful_modules_are_refused(made: DQNConfig, 
 
 def multi_agent_config(modules: dict[str, bool]) -> Any:
     """DQN with a module for each agent of the same name; True: with an LSTM."""
-    spaces = dict.fromkeys("ab", OBSERVATIONS), {agent: gym.spaces.Discrete(2) for agent in "ab"}
     made: Any = config()
-    made.environment(observation_space=gym.spaces.Dict(spaces[0]), action_space=gym.spaces.Dict(spaces[1]))
+    made.environment(
+        observation_space=gym.spaces.Dict(dict.fromkeys("ab", OBSERVATIONS)),
+        action_space=gym.spaces.Dict(dict.fromkeys("ab", gym.spaces.Discrete(2))),
+    )
     made.multi_agent(policies=set(modules), policy_mapping_fn=lambda agent_id, episode: agent_id)
     made.rl_module(
         rl_module_spec=MultiRLModuleSpec(
@@ -329,31 +331,24 @@ def multi_agent_config(modules: dict[str, bool]) -> Any:
 def multi_agent_episode(length: int, first: int, agents: str = "ab") -> MultiAgentEpisode:
     """Agents that live as `episode` says; agent b's steps are those with 50 more per episode."""
     of_agents = {agent: episode(length, first=first + 50 * (agent == "b")) for agent in agents}
-    made = MultiAgentEpisode(
+
+    def steps(get: Any, num: int = length) -> list[dict[str, Any]]:
+        return [{agent: get(one, t) for agent, one in of_agents.items()} for t in range(num)]
+
+    return MultiAgentEpisode(
         id_=f"multi-agent {first}",
-        observation_space=gym.spaces.Dict(dict.fromkeys("ab", OBSERVATIONS)),
-        action_space=gym.spaces.Dict({agent: gym.spaces.Discrete(2) for agent in "ab"}),
         agent_to_module_mapping_fn=lambda agent_id, episode: agent_id,
+        observation_space=gym.spaces.Dict(dict.fromkeys("ab", OBSERVATIONS)),
+        action_space=gym.spaces.Dict(dict.fromkeys("ab", gym.spaces.Discrete(2))),
+        observations=steps(SingleAgentEpisode.get_observations, length + 1),
+        actions=steps(SingleAgentEpisode.get_actions),
+        rewards=steps(SingleAgentEpisode.get_rewards),
+        extra_model_outputs=steps(
+            lambda one, t: {Columns.STATE_OUT: one.get_extra_model_outputs(Columns.STATE_OUT, t)}
+        ),
+        terminateds={**dict.fromkeys(of_agents, True), "__all__": True},
+        len_lookback_buffer=0,
     )
-    made.add_env_reset(observations={agent: one.get_observations(0) for agent, one in of_agents.items()})
-    for t in range(length):
-        is_last = t == length - 1
-        outputs = {
-            agent: {
-                Columns.STATE_OUT: {
-                    name: leaf[t] for name, leaf in one.get_extra_model_outputs(Columns.STATE_OUT).items()
-                }
-            }
-            for agent, one in of_agents.items()
-        }
-        made.add_env_step(
-            {agent: one.get_observations(t + 1) for agent, one in of_agents.items()},
-            {agent: one.get_actions(t) for agent, one in of_agents.items()},
-            {agent: one.get_rewards(t) for agent, one in of_agents.items()},
-            terminateds={**dict.fromkeys(of_agents, is_last), "__all__": is_last},
-            extra_model_outputs=outputs,
-        )
-    return made
 
 
 def test_modules_of_several_agents_get_sequences_from_their_own_agents_steps() -> None:
