@@ -106,6 +106,22 @@ def test_flags_mean_what_they_look_like() -> None:
     assert config.num_envs_per_env_runner == 4  # the preset's
 
 
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ("--env-config size", "--env-config 'size': expected key=value"),
+        ("--num-env-runners two", "--num-env-runners: expected int ≥ 0, got 'two'"),
+        ("--batch-mode whole", "--batch-mode: expected one of 'truncate_episodes', 'complete_episodes'"),
+        ("--explore maybe", "--explore: expected bool, got 'maybe'"),
+    ],
+)
+def test_a_wrong_value_names_the_flag(arguments: str, message: str) -> None:
+    with pytest.raises(ConfigurationError) as caught:
+        _config("ppo", _parse("ppo", ["--env", "CartPole-v1", *arguments.split()]))
+    assert str(caught.value).startswith(message)
+    assert ".env_runners(" not in str(caught.value)
+
+
 def test_a_run_says_what_it_starts_before_torch_is_imported(tmp_path: Path) -> None:
     code = (
         "import sys; from rlzmq.cli import train\n"

@@ -274,6 +274,17 @@ def test_a_file_that_acts_differently_is_not_kept(tmp_path: Path) -> None:
     assert len(list(tmp_path.iterdir())) == 1
 
 
+def test_a_full_disk_is_an_error_that_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(path: Path, data: bytes) -> int:
+        path.touch()
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(Path, "write_bytes", full)
+    with pytest.raises(ConfigurationError, match=r"cannot write .*policy\.pt2: No space left on device"):
+        export_policy(policy_of(BOX, DISCRETE), tmp_path / "policy.pt2", format="pt2")
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_choices_that_differ_are_counted_and_ties_are_told_apart() -> None:
     policy = policy_of(BOX, gym.spaces.Discrete(4))
     graph = PolicyGraph(policy)

@@ -88,6 +88,12 @@ def test_exactly_one_data_source_is_needed() -> None:
         learner.update(batch={"default_policy": rows(3)}, episodes=episodes(3))
 
 
+def test_update_before_build_is_refused() -> None:
+    learner = SquareLearner(config=ppo_config(), module_spec=linear_spec())
+    with pytest.raises(RuntimeError, match=r"build\(\)"):
+        learner.update(batch={"default_policy": rows(3)})
+
+
 def test_a_learner_takes_a_spec_or_a_module_and_not_both() -> None:
     with pytest.raises(ValueError, match="module_spec or module"):
         SquareLearner(config=ppo_config())
@@ -279,6 +285,18 @@ def test_a_module_may_have_several_named_optimizers_each_clipped_for_itself() ->
         learner.configure_optimizers_for_module("default_policy", None)
 
 
+def test_an_optimizer_of_other_parameters_is_refused() -> None:
+    learner = square_learner()
+    module = learner.module["default_policy"]
+    with pytest.raises(ValueError, match="exactly the 2 parameters"):
+        learner.register_optimizer(
+            module_id="default_policy",
+            optimizer_name="wrong",
+            optimizer=torch.optim.SGD(module.parameters(), lr=1.0),
+            params=list(module.layer.parameters()),
+        )
+
+
 def test_the_learning_rate_follows_its_schedule_over_sampled_env_steps() -> None:
     learner = square_learner(lr=[(0, 0.1), (1000, 0.0)])
     rates = []
@@ -465,6 +483,12 @@ def test_a_module_with_its_own_loss_is_trained_on_it() -> None:
     learner.build()
     results = learner.update(batch=rows(8))["default_policy"]
     assert results["surprise"] == pytest.approx(2 * results["total_loss"])
+
+
+def test_a_learner_without_a_loss_says_so() -> None:
+    learner = square_learner(learner_class=Learner)
+    with pytest.raises(NotImplementedError, match="override compute_loss_for_module"):
+        learner.update(batch=rows(8))
 
 
 def test_an_optimizer_of_all_modules_steps_with_every_minibatch() -> None:

@@ -127,6 +127,12 @@ def test_ranks_of_several_hosts_sum_within_each_host_first(tmp_path: Path, case:
     np.testing.assert_allclose(norms[0], norms[1], rtol=1e-4)
 
 
+def test_hosts_of_one_rank_each_use_gloo(tmp_path: Path) -> None:
+    results = run_ranks(update_main, 2, tmp_path, "mlp", True, "ab")
+    assert results[0] == results[1]
+    assert not results[0][0]
+
+
 def exchange_main(rank: int, world_size: int, path: Path) -> Any:
     group = form_group(path, rank, world_size)
     shared = group.share_rows(1000)

@@ -154,6 +154,14 @@ def test_integer_pixels_are_scaled_by_the_upper_bound() -> None:
     assert encoder(image).shape == (2, 4 * 3 * 5)  # given filters: no dense layer after them
 
 
+@pytest.mark.parametrize("entry", [[8, 3], [8, 0, 1], "conv", [8, 3, 1, "full"]])
+def test_malformed_conv_filters_are_refused(entry: Any) -> None:
+    with pytest.raises(
+        ConfigurationError, match=r"conv_filters'\]\[1\]: expected \[channels, kernel, stride\]"
+    ):
+        build(OBSERVATIONS["image"], conv_filters=[[8, 3, 1], entry])
+
+
 # -- memory --------------------------------------------------------------------------------------
 
 
