@@ -107,8 +107,11 @@ class History:
 
     def observe_broker(self, broker: Any, now: float) -> None:
         """Cheap facts after every event of the broker."""
-        state = broker.state
-        state.ledger.accounting.check()
+        state, ledger = broker.state, broker.state.ledger
+        ledger.accounting.check()
+        entries = ledger.entries.values()
+        assert ledger.accounting.pending == sum(entry.num_steps - entry.done for entry in entries)
+        assert ledger.free_steps() == sum(entry.free for entry in entries)
         leased = state.leases.leased_env_steps()
         self.most_leased = max(self.most_leased, leased)
         assert leased >= 0, "negative credits"
