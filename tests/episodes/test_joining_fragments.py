@@ -2,47 +2,65 @@
 
 from __future__ import annotations
 
-import numpy as np
+import copy
+from typing import Any
+
 import pytest
 
 from rlzmq import Columns, PPOConfig, SingleAgentEnvRunner
 from rlzmq.episodes.episode_batch import EpisodeBatch, concat_joined
+from tests.runners.sampling_cases import assert_same
+from tests.runners.test_multi_agent_env_runner import make_runner, restless_config
 
 
-@pytest.fixture
-def runner() -> SingleAgentEnvRunner:
-    """Three CartPoles."""
+def three_cart_poles() -> SingleAgentEnvRunner:
     config = PPOConfig().environment("CartPole-v1").debugging(seed=3).env_runners(num_envs_per_env_runner=3)
     return SingleAgentEnvRunner(config=config)
 
 
-def fragments(runner: SingleAgentEnvRunner, lengths: tuple[int, ...]) -> list[EpisodeBatch]:
+@pytest.fixture
+def runner() -> SingleAgentEnvRunner:
+    return three_cart_poles()
+
+
+def fragments(runner: Any, lengths: tuple[int, ...]) -> list[EpisodeBatch]:
     return [runner.sample_lease(length) for length in lengths]
 
 
-def test_chunks_that_continue_each_other_become_one(runner: SingleAgentEnvRunner) -> None:
+def of_agents() -> Any:
+    """Three environments in which agents come and go."""
+    return make_runner(restless_config(num_envs=3), fused=True)
+
+
+@pytest.mark.parametrize("make", [three_cart_poles, of_agents])
+def test_fragments_are_joined_as_their_episodes_are_concatenated(make: Any) -> None:
+    runner = make()
+    runner.sample_lease(5)
     parts = fragments(runner, (30, 1, 1, 20))
     joined = concat_joined(parts)
-    whole = {
-        id_: np.concatenate([e.get_rewards() for part in parts for e in part if e.id_ == id_ and len(e)])
-        for part in parts
-        for id_ in part.episode_ids
-    }
+    whole: dict[str, Any] = {}
+    for chunk in (chunk for part in parts for chunk in part if len(chunk)):
+        if chunk.id_ in whole:
+            whole[chunk.id_].concat_episode(chunk)
+        else:
+            whole[chunk.id_] = copy.deepcopy(chunk)
     assert joined.num_env_steps == sum(part.num_env_steps for part in parts)
+    assert joined.num_agent_steps == sum(part.num_agent_steps for part in parts)
     assert sorted(joined.episode_ids) == sorted(whole), "one chunk per episode"
     for episode in joined:
-        steps = [e for part in parts for e in part if e.id_ == episode.id_ and len(e)]
-        np.testing.assert_array_equal(episode.get_rewards(), whole[episode.id_])
-        observations = np.concatenate(
-            [e.get_observations(slice(0, len(e))) for e in steps] + [steps[-1].get_observations()[-1:]]
-        )
-        np.testing.assert_array_equal(episode.get_observations(), observations)
-        np.testing.assert_array_equal(episode.get_actions(), np.concatenate([e.get_actions() for e in steps]))
+        episode.validate()
+        expected = whole[episode.id_]
         assert (episode.is_terminated, episode.is_truncated) == (
-            steps[-1].is_terminated,
-            steps[-1].is_truncated,
+            expected.is_terminated,
+            expected.is_truncated,
         )
-        assert episode.t_started == steps[0].t_started
+        with_steps = {agent: own for agent, own in agents_of(expected).items() if len(own)}
+        assert agents_of(episode).keys() == with_steps.keys()
+        assert_same(agents_of(episode).values(), with_steps.values())
+
+
+def agents_of(episode: Any) -> dict[Any, Any]:
+    return dict(getattr(episode, "agent_episodes", {None: episode}))
 
 
 def test_the_first_chunk_of_an_episode_keeps_its_lookback(runner: SingleAgentEnvRunner) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections import defaultdict
 from typing import Any
 
@@ -12,12 +11,11 @@ import pytest
 from rlzmq.algorithms.ppo import PPOConfig
 from rlzmq.core.errors import ConfigurationError, EnvError
 from rlzmq.envs.examples import MultiAgentCartPole
-from rlzmq.episodes.episode_batch import concat_joined
 from rlzmq.modules.multi_rl_module_spec import MultiRLModuleSpec
 from rlzmq.modules.spec import RLModuleSpec
 from rlzmq.runners.vector_env_runners import MultiAgentEnvRunner
 from tests.runners.multi_agent_envs import AGENTS, RestlessAgentsEnv, SteadyModule, TracingModule
-from tests.runners.sampling_cases import assert_alike, assert_same
+from tests.runners.sampling_cases import assert_alike
 
 
 def mapping(agent_id: Any, episode: Any, **kwargs: Any) -> str:
@@ -249,34 +247,3 @@ def test_modules_can_be_added_while_sampling_goes_on() -> None:
     assert batch.get_module_ids() == ["p0", "p9"]
     assert batch[0].module_for(0) == "p0"
     assert batch[-1].module_for(0) == "p9"
-
-
-# -- fragments joined for training ------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("seed", range(2))
-def test_fragments_of_agents_are_joined_as_episodes_are_concatenated(seed: int) -> None:
-    runner = make_runner(restless_config(seed=seed, num_envs=3), fused=True)
-    runner.sample_lease(5)
-    parts = [runner.sample_lease(length) for length in (7, 1, 1, 12)]
-    joined = concat_joined(parts)
-    whole: dict[str, Any] = {}
-    for chunk in (chunk for part in parts for chunk in part if len(chunk)):
-        if chunk.id_ in whole:
-            whole[chunk.id_].concat_episode(chunk)
-        else:
-            whole[chunk.id_] = copy.deepcopy(chunk)
-    assert joined.num_env_steps == sum(len(episode) for episode in whole.values())
-    assert joined.num_agent_steps == sum(part.num_agent_steps for part in parts)
-    assert sorted(episode.id_ for episode in joined) == sorted(whole)
-    for episode in joined:
-        episode.validate()
-        expected = whole[episode.id_]
-        assert (episode.is_terminated, episode.is_truncated) == (
-            expected.is_terminated,
-            expected.is_truncated,
-        )
-        with_steps = {agent: own for agent, own in expected.agent_episodes.items() if len(own)}
-        assert episode.agent_episodes.keys() == with_steps.keys()
-        for agent, own in episode.agent_episodes.items():
-            assert_same([own], [with_steps[agent]])
