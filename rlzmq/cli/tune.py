@@ -145,9 +145,7 @@ def _options_type(algorithm: str | None) -> type:
 
 def _tuner(algorithm: str | None, options: Any) -> Tuner:
     """Return the Tuner that the flags or the file describe."""
-    from rlzmq.tune.settings import FailureConfig, RunConfig
-    from rlzmq.tune.trial import CheckpointConfig
-    from rlzmq.tune.tuner import Tuner
+    from rlzmq.tune import CheckpointConfig, FailureConfig, RunConfig, Tuner
 
     if algorithm is None:
         tables = search_objects_in_tables(read_toml(options.space))
