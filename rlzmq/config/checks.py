@@ -6,6 +6,7 @@ import itertools
 from collections.abc import Mapping
 from typing import Any, ClassVar, Self, TypeVar
 
+from rlzmq.config.model_config import DefaultModelConfig, model_config_to_dict
 from rlzmq.config.values import ConfigValues
 from rlzmq.core.addresses import check_bind_address, split_tcp
 from rlzmq.core.errors import ConfigurationError
@@ -142,7 +143,9 @@ class DerivedValues(ConfigValues):
     def model_config(self) -> dict[str, Any]:
         """The model settings: the algorithm's defaults, overridden by the user's."""
         of_settings = {name: vars(self)[name] for name in self._model_setting_names}
-        return {**self._model_defaults, **of_settings, **_as_dict(vars(self)["model_config"])}
+        given = vars(self)["model_config"]
+        plain = given.to_dict() if isinstance(given, DefaultModelConfig) else model_config_to_dict(given)
+        return {**self._model_defaults, **of_settings, **plain}
 
     def get_default_learner_class(self) -> Any:
         """Return the algorithm's Learner class."""
@@ -221,18 +224,6 @@ def _with(config: _Config, overrides: object, where: str) -> _Config:
         return config.update_from_dict(overrides)
     except ConfigurationError as error:
         raise ConfigurationError(f"config.{where}: {error}") from None
-
-
-def _as_dict(model_config: object) -> dict[str, Any]:
-    if model_config is None:
-        return {}
-    if isinstance(model_config, Mapping):
-        return dict(model_config)
-    if hasattr(model_config, "to_dict"):
-        return dict(model_config.to_dict())
-    raise ConfigurationError(
-        f"config.model_config: expected a dict or DefaultModelConfig, got {type(model_config).__name__}."
-    )
 
 
 def check(config: DerivedValues) -> None:
