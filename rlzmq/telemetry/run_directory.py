@@ -7,7 +7,6 @@ import errno
 import itertools
 import json
 import logging
-import math
 import os
 import platform
 import re
@@ -31,7 +30,7 @@ from rlzmq.core.process import num_usable_cores
 from rlzmq.core.run_dir import RunDir
 from rlzmq.core.tracebacks import format_error
 from rlzmq.core.version import __version__
-from rlzmq.telemetry.runs import FoundRun, find_run
+from rlzmq.telemetry.runs import FoundRun, find_run, finite
 
 if TYPE_CHECKING:
     from rlzmq.config.base_config import BaseConfig
@@ -254,7 +253,7 @@ class RunDirectory(RunDir):
 
     def log(self, result: Mapping[str, Any]) -> None:
         """Append an iteration's result as a line. While the disk is full, keep the line for later."""
-        self._unwritten.append((json.dumps(_jsonable(result)) + "\n").encode())
+        self._unwritten.append((json.dumps(finite(to_json(result))) + "\n").encode())
         self._write()
 
     def close(self) -> None:
@@ -378,17 +377,3 @@ def _git_state() -> dict[str, Any] | None:
             return None
         answers.append(done.stdout.strip())
     return {"commit": answers[0], "is_dirty": bool(answers[1])}
-
-
-def _jsonable(value: object) -> object:
-    if isinstance(value, Mapping):
-        return {str(key): _jsonable(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_jsonable(item) for item in value]
-    if isinstance(value, np.ndarray):
-        return _jsonable(to_json(value))
-    if isinstance(value, np.generic):
-        value = value.item()
-    if isinstance(value, float) and not math.isfinite(value):
-        return None  # JSON has no NaN
-    return value if isinstance(value, bool | int | float | str) or value is None else str(value)

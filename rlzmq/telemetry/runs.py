@@ -38,6 +38,7 @@ __all__ = [
     "differing_settings",
     "find_run",
     "find_runs",
+    "finite",
     "flatten",
     "group_by_settings",
     "iqm_curves",
@@ -284,6 +285,17 @@ def results_in(file: Path) -> list[dict[str, Any]]:
                 results.pop()
             results.append(result)
     return results
+
+
+def finite(content: object) -> object:
+    """Return JSON values with NaN and infinity replaced by None, since JSON lacks them."""
+    if isinstance(content, float):
+        return content if math.isfinite(content) else None
+    if isinstance(content, Mapping):
+        return {name: finite(value) for name, value in content.items()}
+    if isinstance(content, list | tuple):
+        return [finite(value) for value in content]
+    return content
 
 
 def numbers_in(result: Mapping[str, Any]) -> Iterator[tuple[str, float]]:

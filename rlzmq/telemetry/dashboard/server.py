@@ -28,7 +28,7 @@ from rlzmq.core.errors import ConfigurationError
 from rlzmq.net.http_server import server_config
 from rlzmq.telemetry.dashboard.panels import Columns, ExportedRuns, curves_for_width, panels_of
 from rlzmq.telemetry.dashboard.watched import Watched, WatchedRun
-from rlzmq.telemetry.runs import X_AXES
+from rlzmq.telemetry.runs import X_AXES, finite
 
 __all__ = ["Dashboard"]
 
@@ -380,15 +380,4 @@ def _answer(content: object) -> Response:
 
 
 def _json(content: object) -> str:
-    return json.dumps(_finite(content), separators=(",", ":"))
-
-
-def _finite(content: object) -> object:
-    """Return the content with NaN and infinity replaced by None, since JSON lacks them."""
-    if isinstance(content, float):
-        return content if math.isfinite(content) else None
-    if isinstance(content, Mapping):
-        return {name: _finite(value) for name, value in content.items()}
-    if isinstance(content, list | tuple):
-        return [_finite(value) for value in content]
-    return content
+    return json.dumps(finite(content), separators=(",", ":"))
