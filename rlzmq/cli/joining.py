@@ -18,7 +18,6 @@ from rlzmq.cli.interrupt import exit_code_of_signal, on_signals
 from rlzmq.cli.main import EXIT_UNREACHABLE
 from rlzmq.cli.parsing import command, import_first
 from rlzmq.core.errors import ConfigurationError, PeerLostError
-from rlzmq.core.patience import ANSWER_S
 from rlzmq.core.trust import CALLER, find_code
 from rlzmq.net.keys import JoinFile
 from rlzmq.roles.remote_peer import fetch_config
@@ -172,18 +171,12 @@ class _Runners:
         settings: dict[str, Any],
         joined: Callable[[str], None],
     ) -> None:
-        from rlzmq.driver.supervision import Supervisor
+        from rlzmq.driver.supervision import env_runner_supervisor
 
         self._count = count
         self._arguments, self._settings, self._joined = arguments, settings, joined
         self._system = ActorSystem()
-        self._supervisor = Supervisor(
-            self._spawn,
-            setting="restart_failed_env_runners",
-            is_on=config.restart_failed_env_runners,
-            may_go_on=config.ignore_env_runner_failures,
-            least_s=config.env_step_timeout_s or ANSWER_S,
-        )
+        self._supervisor = env_runner_supervisor(config, self._spawn)
         self._places: list[asyncio.Task[tuple[str, str]]] = []
         self._num_env_steps: dict[Any, int] = {}
         self._is_leaving = False

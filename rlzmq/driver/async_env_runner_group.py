@@ -15,10 +15,9 @@ from rlzmq.config.base_config import BaseConfig
 from rlzmq.core.call_watch import CallWatch
 from rlzmq.core.errors import ConfigurationError
 from rlzmq.core.imports import LazyModule
-from rlzmq.core.patience import ANSWER_S
 from rlzmq.core.synonyms import did_you_mean
 from rlzmq.driver.process_config import config_for_runners
-from rlzmq.driver.supervision import Place, Supervisor, spawn_within
+from rlzmq.driver.supervision import Place, Supervisor, env_runner_supervisor, spawn_within
 from rlzmq.driver.updates import ConnectorSync
 from rlzmq.runners.episode_metrics import FragmentMeta
 from rlzmq.wire.payloads import pack_blob
@@ -126,13 +125,7 @@ class AsyncEnvRunnerGroup:
         # If external runners join and none is configured here, this group does not sample.
         is_open = self.config.listen
         least = 0 if (is_open and not self._is_evaluation) or not self._samples else 1
-        self.supervisor = Supervisor(
-            self._spawn,
-            setting="restart_failed_env_runners",
-            is_on=self.config.restart_failed_env_runners,
-            may_go_on=self.config.ignore_env_runner_failures,
-            least_s=self.config.env_step_timeout_s or ANSWER_S,
-        )
+        self.supervisor = env_runner_supervisor(self.config, self._spawn)
         await self.supervisor.start(max(num, least))
         self.supervisor.prepare.append(self._bring_up_to_date)
 

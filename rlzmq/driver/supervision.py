@@ -31,11 +31,20 @@ from typing import Any, TypeVar
 
 from rlzmq.actors.handle import ActorHandle
 from rlzmq.actors.process_state import ActorLostError
+from rlzmq.config.base_config import BaseConfig
 from rlzmq.core.call_watch import EXIT_HANGS
 from rlzmq.core.errors import ClosedError, DeadlineError, PeerLostError, first_error
 from rlzmq.core.patience import ANSWER_S, Restarts
 
-__all__ = ["Place", "RunTasks", "Supervisor", "first_line", "lost_error", "spawn_within"]
+__all__ = [
+    "Place",
+    "RunTasks",
+    "Supervisor",
+    "env_runner_supervisor",
+    "first_line",
+    "lost_error",
+    "spawn_within",
+]
 
 T = TypeVar("T")
 
@@ -304,6 +313,17 @@ class Supervisor(RunTasks):
             "%s The run continues without it (%s).", first_line(error), reason, extra={"error": error}
         )
         place.up.set()  # wake its waiters
+
+
+def env_runner_supervisor(config: BaseConfig, spawn: Callable[[Place], Awaitable[Any]]) -> Supervisor:
+    """Return the supervisor of a group of env runners."""
+    return Supervisor(
+        spawn,
+        setting="restart_failed_env_runners",
+        is_on=config.restart_failed_env_runners,
+        may_go_on=config.ignore_env_runner_failures,
+        least_s=config.env_step_timeout_s or ANSWER_S,
+    )
 
 
 def _may_go_away(error: BaseException) -> bool:
