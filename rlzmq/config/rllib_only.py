@@ -55,8 +55,8 @@ _OWN_LEARNER_CODE = (
 _QUEUES = "env runners, broker and learners wait for each other without polling."
 _NO_AGGREGATORS = "there are no aggregators: each learner runs its own connector pipeline."
 _RESTARTS = (
-    "a process that died is restarted after 0.1 s, doubled up to 2 s; the run ends after 10 restarts of one process in "
-    "a row without useful work."
+    "a process that died is restarted after 0.1 s, doubled up to 30 s; the run ends after 10 restarts of one process "
+    "in a row without useful work."
 )
 _STALENESS = "training(staleness=…) sets how many updates the env runners may sample ahead."
 _NETWORKS = "set the networks with rl_module(model_config=…)."

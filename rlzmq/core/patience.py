@@ -57,7 +57,7 @@ STEP_S = 30.0
 LINK_S = 1.2
 """For a byte from another machine, whose pings arrive every tenth of a second."""
 
-MAX_RESTARTS, FIRST_DELAY_S, MAX_DELAY_S = 10, 0.1, 2.0
+MAX_RESTARTS, FIRST_DELAY_S, MAX_DELAY_S = 10, 0.1, 30.0
 """Restarts of a process in a row without useful work; seconds before the first, and at most before a later one."""
 
 TICK_S, HEARTBEAT_S, RESEND_S = 0.05, 0.5, 2.0

@@ -102,8 +102,8 @@ def test_as_learner_connector_all_observations_are_flattened(numpy: bool) -> Non
         "e", observations=[2, 0, 1], actions=[0, 0], rewards=[0.0, 0.0], len_lookback_buffer=0
     )
     episodes = [episode.to_numpy() if numpy else episode]
-    call(FlattenObservations(gym.spaces.Discrete(3), as_learner_connector=True), episodes)
-    batch = call(AddObservationsFromEpisodesToBatch(as_learner_connector=True), episodes)
+    batch = call(FlattenObservations(gym.spaces.Discrete(3), as_learner_connector=True), episodes)
+    batch = call(AddObservationsFromEpisodesToBatch(as_learner_connector=True), episodes, batch)
     flat = np.concatenate([np.atleast_2d(item) for item in batch["obs"][("e",)]])
     assert flat.tolist() == [[0, 0, 1], [1, 0, 0]]
 

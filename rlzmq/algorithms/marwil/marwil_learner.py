@@ -52,7 +52,7 @@ def marwil_loss_terms(
     logp_B: Tensor,
     values_B: Tensor,
     value_targets_B: Tensor,
-    norm: float,
+    norm: Tensor,
     beta: float,
     update_rate: float,
     mask_B: Tensor | None = None,
@@ -68,7 +68,7 @@ def marwil_loss_terms(
         logp_B: Log-probability of the recorded actions under the trained policy.
         values_B: Predictions of the trained value function.
         value_targets_B: Targets of these predictions.
-        norm: c² before this minibatch.
+        norm: c² before this minibatch, float64, 0-d.
         beta: Strength of the weighting; 0: all weights are 1.
         update_rate: Rate of the moving average.
         mask_B: Whether entries are real; None: all.
@@ -147,6 +147,7 @@ class MARWILLearner(OfflineLearner):
         super()._prepare_module(module_id)
         settings = cast(MARWILTrainingSettings, self.config_for_module(module_id))
         self.coefficients[_NORM][module_id] = float(settings.moving_average_sqd_adv_norm_start)
+        self._move_norms()
 
     def compute_loss_for_module(
         self, *, module_id: str, config: BaseConfig, batch: dict[str, Any], fwd_out: dict[str, Any]
@@ -160,14 +161,14 @@ class MARWILLearner(OfflineLearner):
             logp_B=dist.logp(batch[Columns.ACTIONS]),
             values_B=module.compute_values(batch, embeddings=fwd_out.get(Columns.EMBEDDINGS)),
             value_targets_B=batch[Columns.VALUE_TARGETS],
-            norm=self.coefficients[_NORM][module_id],
+            norm=self._norms[module_id],
             beta=settings.beta,
             update_rate=settings.moving_average_sqd_adv_norm_update_rate,
             mask_B=batch.get(Columns.LOSS_MASK),
             log_std_B=dist.log_std.mean(-1) if settings.bc_logstd_coeff else None,
             log_std_coeff=settings.bc_logstd_coeff,
         )
-        self.coefficients[_NORM][module_id] = float(terms.norm)
+        self._norms[module_id] = terms.norm
         self.log_stats(
             module_id,
             {
@@ -179,11 +180,22 @@ class MARWILLearner(OfflineLearner):
         )
         return terms.policy_loss + settings.vf_coeff * terms.value_loss
 
+    def before_gradient_based_update(self, *, timesteps: Mapping[str, Any]) -> None:
+        """Put c² on the learner's device, where minibatches move it without waiting for a number."""
+        super().before_gradient_based_update(timesteps=timesteps)
+        self._move_norms()
+
+    def _move_norms(self) -> None:
+        self._norms = {
+            module_id: torch.tensor(norm, dtype=torch.float64, device=self.device)
+            for module_id, norm in self.coefficients[_NORM].items()
+        }
+
     def after_gradient_based_update(self, *, timesteps: Mapping[str, Any]) -> None:
         """Set c² to its mean over all ranks. A collective."""
         super().after_gradient_based_update(timesteps=timesteps)
-        norms = self.coefficients[_NORM]
-        norms |= self.ranks.mean(norms, list(norms))
+        norms = {module_id: float(norm) for module_id, norm in self._norms.items()}
+        self.coefficients[_NORM] |= self.ranks.mean(norms, list(norms))
 
 
 def with_burn_in(columns: Mapping[str, Any], num_steps: int) -> dict[str, Any]:

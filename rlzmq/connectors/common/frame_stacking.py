@@ -94,6 +94,7 @@ class FrameStacking(ObservationPiece):
                 stacked = self.observations_of(episode, num_observations - 1, num_observations)[0]
                 self.add_batch_item(batch, Columns.OBS, stacked, episode)
             return batch
+        batch.pop(Columns.OBS, None)  # of a piece before
         columns = {Columns.OBS: 0}
         if batch.pop(Columns.NEXT_OBS, None) is not None:
             columns[Columns.NEXT_OBS] = 1

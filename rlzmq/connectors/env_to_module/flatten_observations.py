@@ -112,7 +112,7 @@ def _collect_tensors(space: gym.Space[Any], values: Any, parts: list[Any]) -> No
 
 
 class FlattenObservations(ObservationPiece):
-    """Flattens observations to float32 vectors in the episodes.
+    """Flattens observations to float32 vectors in the episodes, and on the learner also in the batch.
 
     Parts of a Dict are sorted by key; Discrete and MultiDiscrete parts are one-hot encoded.
 
@@ -126,7 +126,8 @@ class FlattenObservations(ObservationPiece):
         input_observation_space, input_action_space, multi_agent: See ObservationPiece.
         agent_ids: The agents (or one agent) whose observations to flatten; None: all.
         keys_to_remove: Keys (or one key) of (each agent's) Dict observations to leave out.
-        as_learner_connector: Whether to flatten all observations of the episodes instead of the last ones.
+        as_learner_connector: Whether to flatten all observations of the episodes instead of the last ones, and to
+            fill the ``obs`` column with those of their steps, unless it exists already.
     """
 
     writes_episodes: ClassVar[bool] = True
@@ -183,6 +184,7 @@ class FlattenObservations(ObservationPiece):
         """
         if not self._as_learner_connector:
             return super().__call__(batch=batch, episodes=episodes)
+        fills = Columns.OBS not in batch
         for episode in self.single_agent_episode_iterator(episodes, agents_that_stepped_only=False):
             if self._is_mine(episode.agent_id):
                 input_space = self._input_space_of(episode.agent_id)
@@ -192,6 +194,9 @@ class FlattenObservations(ObservationPiece):
                 else:
                     flat = [flatten_values(input_space, item) for item in tree_unstack(buffer.data)]
                 rewrite_all_observations(episode, flat, agent_space(self.observation_space, episode.agent_id))
+            if fills and (num_steps := len(episode)):
+                observations = episode.get_observations(slice(0, num_steps))
+                self.add_n_batch_items(batch, Columns.OBS, observations, num_steps, episode)
         return batch
 
     def _is_mine(self, agent_id: object) -> bool:
