@@ -187,7 +187,7 @@ def test_how_much_the_actions_distributions_differ() -> None:
 
 
 def priorities_of(buffer: Any) -> list[float]:
-    return buffer._tree.get(buffer._store.ordered_steps()).tolist()  # type: ignore[no-any-return]
+    return buffer._store.tree.get(buffer._store.ordered_steps()).tolist()  # type: ignore[no-any-return]
 
 
 def test_td_errors_become_priorities() -> None:

@@ -97,7 +97,7 @@ def test_who_shares_a_core_waits_for_it_and_who_sleeps_does_not() -> None:
 
 def test_a_process_is_restarted_ever_later_and_given_up_after_ten_failures_without_work() -> None:
     process = Restarts()
-    assert [process.failed() for _ in range(11)] == [0.1, 0.2, 0.4, 0.8, 1.6, *[2.0] * 5, None]
+    assert [process.failed() for _ in range(11)] == [*(0.1 * 2**n for n in range(9)), 30.0, None]
     assert process.incarnation == 10
     process.note_work()
     assert (process.failed(), process.incarnation) == (0.1, 11)
