@@ -168,9 +168,8 @@ class RunnerCore(PeerCore):
         self._current: Lease | None = None
         self._sampled_with = -1, -1, -1  # generation, version and connector state of its weights
         self._known_leases: OrderedDict[int, None] = OrderedDict()
-        self._new_weights: tuple[Publication, Buffer] | None = (
-            None  # for the next lease, as the connector state
-        )
+        # For the next lease.
+        self._new_weights: tuple[Publication, Buffer] | None = None
         self._new_connector_state: tuple[int, Buffer] | None = None
         self._asked_at = float("-inf")
         self._ask_after_s = self.timers.snapshot_wait_s

@@ -9,6 +9,7 @@ import gymnasium as gym
 import numpy as np
 import numpy.typing as npt
 
+from rlzmq.connectors.common.layout import AddObservationsFromEpisodesToBatch
 from rlzmq.connectors.connector_v2 import Batch, Memory, TorchPiece, name_set
 from rlzmq.connectors.observation_pieces import (
     ObservationPiece,
@@ -184,7 +185,6 @@ class FlattenObservations(ObservationPiece):
         """
         if not self._as_learner_connector:
             return super().__call__(batch=batch, episodes=episodes)
-        fills = Columns.OBS not in batch
         for episode in self.single_agent_episode_iterator(episodes, agents_that_stepped_only=False):
             if self._is_mine(episode.agent_id):
                 input_space = self._input_space_of(episode.agent_id)
@@ -194,10 +194,7 @@ class FlattenObservations(ObservationPiece):
                 else:
                     flat = [flatten_values(input_space, item) for item in tree_unstack(buffer.data)]
                 rewrite_all_observations(episode, flat, agent_space(self.observation_space, episode.agent_id))
-            if fills and (num_steps := len(episode)):
-                observations = episode.get_observations(slice(0, num_steps))
-                self.add_n_batch_items(batch, Columns.OBS, observations, num_steps, episode)
-        return batch
+        return AddObservationsFromEpisodesToBatch(as_learner_connector=True)(batch=batch, episodes=episodes)
 
     def _is_mine(self, agent_id: object) -> bool:
         return self._agent_ids is None or agent_id is None or agent_id in self._agent_ids

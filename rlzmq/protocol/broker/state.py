@@ -349,9 +349,8 @@ class BrokerState:
         self.unpublished: dict[int, int] = {}
         self.to_report: list[tuple[FragmentId, int, Buffer]] = []
         self.settled: list[FragmentId] = []  # committed fragments for the next report
-        self.offenders: dict[
-            bytes, str
-        ] = {}  # peers that are to be expelled, and the last of their bad messages
+        # Peers that are to be expelled, and the last of their bad messages.
+        self.offenders: dict[bytes, str] = {}
         self.is_paused = False
         self.bottleneck = ""
         # data
