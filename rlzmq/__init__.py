@@ -14,34 +14,47 @@ from typing import TYPE_CHECKING, Any
 from rlzmq.core.imports import MissingNameFinder, import_failure
 from rlzmq.core.imports import names_to_load
 from rlzmq.core.synonyms import accepted_name
-from rlzmq.core.version import __version__
+from rlzmq.core.version import __version__ as __version__
 
 if TYPE_CHECKING:  # type checkers and editors read these imports, and so does `names_to_load`
     from rlzmq.actors.system import ActorHandle as ActorHandle, ActorSystem as ActorSystem
     from rlzmq.algorithms.algorithm import Algorithm as Algorithm
     from rlzmq.algorithms.algorithm_config import AlgorithmConfig as AlgorithmConfig
     from rlzmq.algorithms.async_algorithm import AsyncAlgorithm as AsyncAlgorithm
-    from rlzmq.algorithms.appo import APPO as APPO, APPOConfig as APPOConfig
+    from rlzmq.algorithms.classes import (
+        APPO as APPO,
+        BC as BC,
+        CQL as CQL,
+        DQN as DQN,
+        IMPALA as IMPALA,
+        IQL as IQL,
+        MARWIL as MARWIL,
+        PPO as PPO,
+        SAC as SAC,
+        TD3 as TD3,
+        TQC as TQC,
+    )
+    from rlzmq.algorithms.appo import APPOConfig as APPOConfig
     from rlzmq.algorithms.appo.appo_learner import APPOLearner as APPOLearner
-    from rlzmq.algorithms.bc import BC as BC, BCConfig as BCConfig
+    from rlzmq.algorithms.bc import BCConfig as BCConfig
     from rlzmq.algorithms.bc.bc_learner import BCLearner as BCLearner
-    from rlzmq.algorithms.cql import CQL as CQL, CQLConfig as CQLConfig
+    from rlzmq.algorithms.cql import CQLConfig as CQLConfig
     from rlzmq.algorithms.cql.cql_learner import CQLLearner as CQLLearner
-    from rlzmq.algorithms.dqn import DQN as DQN, DQNConfig as DQNConfig
+    from rlzmq.algorithms.dqn import DQNConfig as DQNConfig
     from rlzmq.algorithms.dqn.dqn_learner import DQNLearner as DQNLearner
-    from rlzmq.algorithms.impala import IMPALA as IMPALA, IMPALAConfig as IMPALAConfig
+    from rlzmq.algorithms.impala import IMPALAConfig as IMPALAConfig
     from rlzmq.algorithms.impala.impala_learner import IMPALALearner as IMPALALearner
-    from rlzmq.algorithms.iql import IQL as IQL, IQLConfig as IQLConfig
+    from rlzmq.algorithms.iql import IQLConfig as IQLConfig
     from rlzmq.algorithms.iql.iql_learner import IQLLearner as IQLLearner
-    from rlzmq.algorithms.marwil import MARWIL as MARWIL, MARWILConfig as MARWILConfig
+    from rlzmq.algorithms.marwil import MARWILConfig as MARWILConfig
     from rlzmq.algorithms.marwil.marwil_learner import MARWILLearner as MARWILLearner
-    from rlzmq.algorithms.ppo import PPO as PPO, PPOConfig as PPOConfig
+    from rlzmq.algorithms.ppo import PPOConfig as PPOConfig
     from rlzmq.algorithms.ppo.ppo_learner import PPOLearner as PPOLearner
-    from rlzmq.algorithms.sac import SAC as SAC, SACConfig as SACConfig
+    from rlzmq.algorithms.sac import SACConfig as SACConfig
     from rlzmq.algorithms.sac.sac_learner import SACLearner as SACLearner
-    from rlzmq.algorithms.td3 import TD3 as TD3, TD3Config as TD3Config
+    from rlzmq.algorithms.td3 import TD3Config as TD3Config
     from rlzmq.algorithms.td3.td3_learner import TD3Learner as TD3Learner
-    from rlzmq.algorithms.tqc import TQC as TQC, TQCConfig as TQCConfig
+    from rlzmq.algorithms.tqc import TQCConfig as TQCConfig
     from rlzmq.algorithms.tqc.tqc_learner import TQCLearner as TQCLearner
     from rlzmq.algorithms.checkpoint_evaluation import (
         CheckpointScores as CheckpointScores,
@@ -214,7 +227,7 @@ _EXPORTS: dict[str, str] = names_to_load(__name__)
 __all__ = sorted([*_EXPORTS, "__version__"])
 
 
-_missing = MissingNameFinder(_EXPORTS, __version__)
+_missing = MissingNameFinder(_EXPORTS)
 if not any(isinstance(finder, MissingNameFinder) for finder in sys.meta_path):
     sys.meta_path.append(_missing)
 

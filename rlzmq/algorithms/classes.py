@@ -1,7 +1,7 @@
 """The algorithms' classes. Their training step is the base class's: one update according to `config.update_plan()`.
 
-A new algorithm is a class here, a folder (``td3/__init__.py`` has TD3Config, ``td3/td3_learner.py`` TD3Learner), and
-two imports in ``rlzmq/__init__.py``, which make its names public.
+A new algorithm is a class here and a folder (``td3/__init__.py`` has TD3Config, ``td3/td3_learner.py`` TD3Learner). The
+imports in ``rlzmq/__init__.py`` make their names public.
 """
 
 from __future__ import annotations

@@ -96,12 +96,10 @@ class MissingNameFinder:
 
     Args:
         exports: Public name -> the module that defines it, relative to ``rlzmq``.
-        version: Version of rlzmq, for the error text.
     """
 
-    def __init__(self, exports: Mapping[str, str], version: str) -> None:
+    def __init__(self, exports: Mapping[str, str]) -> None:
         self._exports = exports
-        self._version = version
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
@@ -109,8 +107,7 @@ class MissingNameFinder:
         """Raise an error for unknown names in rlzmq; find no other module.
 
         Raises:
-            ImportError: A name of the package is imported (``from rlzmq import X``), or one of a part with
-                ``__getattr__``.
+            ImportError: A name of the package, or of a part of it, is imported (``from rlzmq import X``).
             ModuleNotFoundError: A module of the package is imported (``import rlzmq.x``); the text names the whole
                 path.
         """
@@ -122,7 +119,7 @@ class MissingNameFinder:
         name = wanted.rpartition(".")[2]
         if package is not None and package.__name__ == "rlzmq":
             raise ImportError(f"cannot import name {name!r} from 'rlzmq'{self.hint(name)}", name="rlzmq")
-        if package is not None and hasattr(package, "__getattr__"):
+        if package is not None:
             try:
                 getattr(package, name)
             except AttributeError as error:

@@ -2,20 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, ClassVar, Self
+from typing import ClassVar, Self
 
 from rlzmq.algorithms.impala import IMPALAConfig, IMPALATrainingSettings
 from rlzmq.config.settings import Fraction, NonNegative, PositiveInt, settings, takes
-from rlzmq.core.imports import LazyModule
 
-if TYPE_CHECKING:
-    from rlzmq.algorithms.classes import APPO as APPO
-
-__all__ = [
-    "APPO",
-    "APPOConfig",
-    "APPOTrainingSettings",
-]
+__all__ = ["APPOConfig", "APPOTrainingSettings"]
 
 
 @settings
@@ -60,6 +52,3 @@ class APPOConfig(IMPALAConfig, APPOTrainingSettings):
     def training(self) -> Self:
         """Set the training hyperparameters; see `APPOTrainingSettings`."""
         return self
-
-
-__getattr__ = LazyModule("rlzmq.algorithms.classes").__getattr__

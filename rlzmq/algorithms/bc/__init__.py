@@ -2,18 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 from rlzmq.algorithms.off_policy import OfflineConfig
-from rlzmq.core.imports import LazyModule
 
-if TYPE_CHECKING:
-    from rlzmq.algorithms.classes import BC as BC
-
-__all__ = [
-    "BC",
-    "BCConfig",
-]
+__all__ = ["BCConfig"]
 
 
 class BCConfig(OfflineConfig):
@@ -24,6 +17,3 @@ class BCConfig(OfflineConfig):
     _learner_class: ClassVar[str] = "rlzmq.algorithms.bc.bc_learner:BCLearner"
     _module_class: ClassVar[str] = "rlzmq.modules.default_models.actor_critic:DefaultPPOTorchRLModule"
     _model_defaults: ClassVar[dict[str, Any]] = {"vf_share_layers": False}
-
-
-__getattr__ = LazyModule("rlzmq.algorithms.classes").__getattr__

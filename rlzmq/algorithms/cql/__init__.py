@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
+from typing import Any, ClassVar, Literal, Self
 
 from rlzmq.algorithms.off_policy import OfflineActorCriticConfig
 from rlzmq.config.groups import TrainingSettings
@@ -16,16 +16,8 @@ from rlzmq.config.settings import (
     settings,
     takes,
 )
-from rlzmq.core.imports import LazyModule
 
-if TYPE_CHECKING:
-    from rlzmq.algorithms.classes import CQL as CQL
-
-__all__ = [
-    "CQL",
-    "CQLConfig",
-    "CQLTrainingSettings",
-]
+__all__ = ["CQLConfig", "CQLTrainingSettings"]
 
 
 @settings
@@ -80,6 +72,3 @@ class CQLConfig(OfflineActorCriticConfig, CQLTrainingSettings):
     def training(self) -> Self:
         """Set the training hyperparameters; see `CQLTrainingSettings`."""
         return self
-
-
-__getattr__ = LazyModule("rlzmq.algorithms.classes").__getattr__

@@ -2,21 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
+from typing import Any, ClassVar, Literal, Self
 
 from rlzmq.algorithms.off_policy import OffPolicyConfig, OffPolicySettings
 from rlzmq.config.settings import Fraction, NonNegativeInt, Positive, PositiveInt, setting, settings, takes
 from rlzmq.core.errors import ConfigurationError
-from rlzmq.core.imports import LazyModule
 
-if TYPE_CHECKING:
-    from rlzmq.algorithms.classes import DQN as DQN
-
-__all__ = [
-    "DQN",
-    "DQNConfig",
-    "DQNTrainingSettings",
-]
+__all__ = ["DQNConfig", "DQNTrainingSettings"]
 
 
 @settings
@@ -74,6 +66,3 @@ class DQNConfig(OffPolicyConfig, DQNTrainingSettings):
             raise ConfigurationError(
                 f"config.v_min={self.v_min:g}, config.v_max={self.v_max:g}: expected v_min < v_max."
             )
-
-
-__getattr__ = LazyModule("rlzmq.algorithms.classes").__getattr__

@@ -2,21 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
+from typing import Any, ClassVar, Literal, Self
 
 from rlzmq.algorithms.algorithm_config import AlgorithmConfig
 from rlzmq.config.groups import TrainingSettings
 from rlzmq.config.settings import NonNegative, Schedule, settings, takes
-from rlzmq.core.imports import LazyModule
 
-if TYPE_CHECKING:
-    from rlzmq.algorithms.classes import IMPALA as IMPALA
-
-__all__ = [
-    "IMPALA",
-    "IMPALAConfig",
-    "IMPALATrainingSettings",
-]
+__all__ = ["IMPALAConfig", "IMPALATrainingSettings"]
 
 
 @settings
@@ -59,6 +51,3 @@ class IMPALAConfig(AlgorithmConfig, IMPALATrainingSettings):
     def training(self) -> Self:
         """Set the training hyperparameters; see `IMPALATrainingSettings`."""
         return self
-
-
-__getattr__ = LazyModule("rlzmq.algorithms.classes").__getattr__

@@ -2,22 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, ClassVar, Self
+from typing import Any, ClassVar, Self
 
 from rlzmq.algorithms.off_policy import OfflineActorCriticConfig
 from rlzmq.config.groups import TrainingSettings
 from rlzmq.config.settings import Fraction, LearningRate, NonNegative, NonNegativeInt, settings, takes
 from rlzmq.core.errors import ConfigurationError
-from rlzmq.core.imports import LazyModule
 
-if TYPE_CHECKING:
-    from rlzmq.algorithms.classes import IQL as IQL
-
-__all__ = [
-    "IQL",
-    "IQLConfig",
-    "IQLTrainingSettings",
-]
+__all__ = ["IQLConfig", "IQLTrainingSettings"]
 
 
 @settings
@@ -71,6 +63,3 @@ class IQLConfig(OfflineActorCriticConfig, IQLTrainingSettings):
                 f"config.expectile={self.expectile}: expected a number between 0 and 1, both excluded. The larger, the "
                 "nearer are the values to those of the best recorded actions; 0.5 to 0.9 are usual."
             )
-
-
-__getattr__ = LazyModule("rlzmq.algorithms.classes").__getattr__

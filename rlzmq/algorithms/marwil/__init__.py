@@ -2,21 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, ClassVar, Self
+from typing import Any, ClassVar, Self
 
 from rlzmq.algorithms.off_policy import OfflineConfig
 from rlzmq.config.groups import TrainingSettings
 from rlzmq.config.settings import Fraction, NonNegative, NonNegativeInt, settings, takes
-from rlzmq.core.imports import LazyModule
 
-if TYPE_CHECKING:
-    from rlzmq.algorithms.classes import MARWIL as MARWIL
-
-__all__ = [
-    "MARWIL",
-    "MARWILConfig",
-    "MARWILTrainingSettings",
-]
+__all__ = ["MARWILConfig", "MARWILTrainingSettings"]
 
 
 @settings
@@ -57,6 +49,3 @@ class MARWILConfig(OfflineConfig, MARWILTrainingSettings):
     def training(self) -> Self:
         """Set the training hyperparameters; see `MARWILTrainingSettings`."""
         return self
-
-
-__getattr__ = LazyModule("rlzmq.algorithms.classes").__getattr__

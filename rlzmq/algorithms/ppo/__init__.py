@@ -2,22 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
+from typing import Any, ClassVar, Literal, Self
 
 from rlzmq.algorithms.algorithm_config import AlgorithmConfig
 from rlzmq.config.groups import TrainingSettings
 from rlzmq.config.settings import Fraction, NonNegative, Positive, Schedule, settings, takes
 from rlzmq.core.errors import ConfigurationError
-from rlzmq.core.imports import LazyModule
 
-if TYPE_CHECKING:
-    from rlzmq.algorithms.classes import PPO as PPO
-
-__all__ = [
-    "PPO",
-    "PPOConfig",
-    "PPOTrainingSettings",
-]
+__all__ = ["PPOConfig", "PPOTrainingSettings"]
 
 
 @settings
@@ -88,6 +80,3 @@ class PPOConfig(AlgorithmConfig, PPOTrainingSettings):
                 "config.use_gae=True needs config.use_critic=True: advantages are estimated with the value function. "
                 "Set .training(use_gae=False), too."
             )
-
-
-__getattr__ = LazyModule("rlzmq.algorithms.classes").__getattr__

@@ -2,20 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
+from typing import Any, ClassVar, Literal, Self
 
 from rlzmq.algorithms.off_policy import OffPolicyConfig, OffPolicySettings, check_no_lr
 from rlzmq.config.settings import LearningRate, Positive, settings, takes
-from rlzmq.core.imports import LazyModule
 
-if TYPE_CHECKING:
-    from rlzmq.algorithms.classes import SAC as SAC
-
-__all__ = [
-    "SAC",
-    "SACConfig",
-    "SACTrainingSettings",
-]
+__all__ = ["SACConfig", "SACTrainingSettings"]
 
 
 @settings
@@ -69,6 +61,3 @@ class SACConfig(OffPolicyConfig, SACTrainingSettings):
     def _check_own_settings(self) -> None:
         super()._check_own_settings()
         check_no_lr(self, "actor_lr, critic_lr and alpha_lr")
-
-
-__getattr__ = LazyModule("rlzmq.algorithms.classes").__getattr__

@@ -2,20 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
+from typing import Any, ClassVar, Literal, Self
 
 from rlzmq.algorithms.off_policy import OffPolicyConfig, OffPolicySettings, check_no_lr
 from rlzmq.config.settings import LearningRate, NonNegative, PositiveInt, settings, takes
-from rlzmq.core.imports import LazyModule
 
-if TYPE_CHECKING:
-    from rlzmq.algorithms.classes import TD3 as TD3
-
-__all__ = [
-    "TD3",
-    "TD3Config",
-    "TD3TrainingSettings",
-]
+__all__ = ["TD3Config", "TD3TrainingSettings"]
 
 
 @settings
@@ -75,6 +67,3 @@ class TD3Config(OffPolicyConfig, TD3TrainingSettings):
     def _check_own_settings(self) -> None:
         super()._check_own_settings()
         check_no_lr(self, "actor_lr and critic_lr")
-
-
-__getattr__ = LazyModule("rlzmq.algorithms.classes").__getattr__

@@ -2,21 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, ClassVar, Self
+from typing import ClassVar, Self
 
 from rlzmq.algorithms.sac import SACConfig, SACTrainingSettings
 from rlzmq.config.settings import NonNegativeInt, PositiveInt, settings, takes
 from rlzmq.core.errors import ConfigurationError
-from rlzmq.core.imports import LazyModule
 
-if TYPE_CHECKING:
-    from rlzmq.algorithms.classes import TQC as TQC
-
-__all__ = [
-    "TQC",
-    "TQCConfig",
-    "TQCTrainingSettings",
-]
+__all__ = ["TQCConfig", "TQCTrainingSettings"]
 
 
 @settings
@@ -56,6 +48,3 @@ class TQCConfig(SACConfig, TQCTrainingSettings):
                 f"config.top_quantiles_to_drop_per_net={self.top_quantiles_to_drop_per_net} leaves none of "
                 f"n_quantiles={self.n_quantiles}. Set at most {self.n_quantiles - 1}."
             )
-
-
-__getattr__ = LazyModule("rlzmq.algorithms.classes").__getattr__
