@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import copy
 from typing import Any
 
 import msgpack
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from rlzmq.core.errors import ProtocolError
 from rlzmq.core.tree import tree_leaves
@@ -222,52 +219,3 @@ def test_malformed_texts_are_refused() -> None:
     for data in (b"", b"\xc1", b"\xdd\xff\xff\xff\xff", frames[1][:-3], frames[1] + b"\x00", b"\x93" * 3000):
         with pytest.raises(ProtocolError, match="text: expected"):
             EpisodeBatch.from_wire(header, [frames[0], data, *frames[2:]])
-
-
-_HEADER, _FRAMES = sent(runner_batch())
-_VALUES = st.one_of(
-    st.none(),
-    st.booleans(),
-    st.integers(-(2**63), 2**64 - 1),
-    st.integers(-2, 70),
-    st.floats(),
-    st.text(max_size=5),
-    st.sampled_from(["<f4", "<i8", "|b1", "<U4", "obs", "rewards", "dict", "tuple", "__tuple__"]),
-    st.lists(st.integers(-1, 40), max_size=4),
-    st.dictionaries(st.sampled_from(["dict", "tuple", "x"]), st.lists(st.none(), max_size=2), max_size=2),
-)
-
-
-def _places(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
-    places = [path] if path else []
-    if isinstance(value, dict):
-        for key, item in value.items():
-            places += _places(item, (*path, key))
-    elif isinstance(value, list):
-        for i, item in enumerate(value):
-            places += _places(item, (*path, i))
-    return places
-
-
-@given(st.data())
-@settings(max_examples=1200, deadline=None)
-def test_whatever_comes_in_is_refused_or_makes_a_valid_batch(data: st.DataObject) -> None:
-    header, frames = copy.deepcopy(_HEADER), list(_FRAMES)
-    if data.draw(st.booleans()):
-        set_in(header, data.draw(st.sampled_from(_places(_HEADER)[:20])), data.draw(_VALUES))
-    for _ in range(data.draw(st.integers(0, 3))):
-        k = data.draw(st.integers(0, len(frames) - 1))
-        frame = bytearray(frames[k])
-        if frame:
-            frame[data.draw(st.integers(0, len(frame) - 1))] = data.draw(st.integers(0, 255))
-        if data.draw(st.integers(0, 4)) == 0:
-            frame = frame[: data.draw(st.integers(0, len(frame)))]
-        frames[k] = bytes(frame)
-    try:
-        batch = EpisodeBatch.from_wire(header, frames)
-    except ProtocolError:
-        return
-    assert len(batch.get_returns()) == len(batch)
-    for episode in batch:
-        episode.validate()
-        assert len(episode.get_infos()) == len(episode) + 1

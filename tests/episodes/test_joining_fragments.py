@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from rlzmq import Columns, PPOConfig, SingleAgentEnvRunner
-from rlzmq.episodes.episode_batch import EpisodeBatch, concat_joined
+from rlzmq.episodes.episode_batch import concat_joined
 from tests.runners.sampling_cases import assert_same
 from tests.runners.test_multi_agent_env_runner import make_runner, restless_config
 
@@ -16,15 +16,6 @@ from tests.runners.test_multi_agent_env_runner import make_runner, restless_conf
 def three_cart_poles() -> SingleAgentEnvRunner:
     config = PPOConfig().environment("CartPole-v1").debugging(seed=3).env_runners(num_envs_per_env_runner=3)
     return SingleAgentEnvRunner(config=config)
-
-
-@pytest.fixture
-def runner() -> SingleAgentEnvRunner:
-    return three_cart_poles()
-
-
-def fragments(runner: Any, lengths: tuple[int, ...]) -> list[EpisodeBatch]:
-    return [runner.sample_lease(length) for length in lengths]
 
 
 def of_agents() -> Any:
@@ -36,7 +27,7 @@ def of_agents() -> Any:
 def test_fragments_are_joined_as_their_episodes_are_concatenated(make: Any) -> None:
     runner = make()
     runner.sample_lease(5)
-    parts = fragments(runner, (30, 1, 1, 20))
+    parts = [runner.sample_lease(length) for length in (30, 1, 1, 20)]
     joined = concat_joined(parts)
     whole: dict[str, Any] = {}
     for chunk in (chunk for part in parts for chunk in part if len(chunk)):
@@ -50,6 +41,7 @@ def test_fragments_are_joined_as_their_episodes_are_concatenated(make: Any) -> N
     for episode in joined:
         episode.validate()
         expected = whole[episode.id_]
+        assert episode.get_duration_s() == pytest.approx(expected.get_duration_s())
         assert (episode.is_terminated, episode.is_truncated) == (
             expected.is_terminated,
             expected.is_truncated,
@@ -63,28 +55,11 @@ def agents_of(episode: Any) -> dict[Any, Any]:
     return dict(getattr(episode, "agent_episodes", {None: episode}))
 
 
-def test_the_first_chunk_of_an_episode_keeps_its_lookback(runner: SingleAgentEnvRunner) -> None:
-    fragments(runner, (5,))
-    parts = fragments(runner, (4, 4))
-    joined = concat_joined(parts)
-    before = dict(zip(parts[0].episode_ids, parts[0].lookback.tolist(), strict=True))
-    assert dict(zip(joined.episode_ids, joined.lookback.tolist(), strict=True)) == {
-        id_: before.get(id_, 0) for id_ in joined.episode_ids
-    }
-
-
-def test_chunks_under_other_weights_stay_apart(runner: SingleAgentEnvRunner) -> None:
+def test_chunks_under_other_weights_stay_apart() -> None:
+    runner = three_cart_poles()
     first = runner.sample_lease(3)
     runner.weights_seq_no += 1
     second = runner.sample_lease(3)
     joined = concat_joined([first, second])
     assert len(joined) == len(first) + len(second)
     assert joined.columns[Columns.WEIGHTS_VERSION][joined.start[-1]] == runner.weights_seq_no
-
-
-def test_infos_and_durations_go_along() -> None:
-    config = PPOConfig().environment("CartPole-v1").debugging(seed=3)
-    runner = SingleAgentEnvRunner(config=config)
-    parts = fragments(runner, (4, 4))
-    (episode,) = concat_joined(parts)
-    assert episode.get_duration_s() == pytest.approx(sum(e.get_duration_s() for part in parts for e in part))

@@ -5,30 +5,12 @@ from __future__ import annotations
 import pickle
 from typing import Any
 
-import gymnasium as gym
 import numpy as np
 import pytest
 
 from rlzmq.episodes.lookback_buffer import InfiniteLookbackBuffer
 
 DATA = [10, 11, 12, 13, 14]
-
-
-@pytest.fixture(params=["list", "array", "view"])
-def make(request: pytest.FixtureRequest) -> Any:
-    """Builds a buffer on each backing; a view lies in the middle of a larger array."""
-
-    def build(
-        data: list[Any], lookback: int = 0, space: gym.Space[Any] | None = None
-    ) -> InfiniteLookbackBuffer:
-        if request.param == "list":
-            return InfiniteLookbackBuffer(data, lookback, space)
-        if request.param == "array":
-            return InfiniteLookbackBuffer(np.array(data), lookback, space)
-        column = np.array([*data[:1], *data, *data[:1]])
-        return InfiniteLookbackBuffer._of_view(column[1:-1], len(data), lookback, space)
-
-    return build
 
 
 def plain(found: Any) -> Any:
@@ -115,7 +97,11 @@ def test_an_unpickled_buffer_whose_memory_is_read_only_can_be_written_to() -> No
     assert buffer.data.tolist() == [5, 1, 2]
 
 
-def test_growing_popping_and_adding(make: Any) -> None:
+@pytest.mark.parametrize("kind", [list, np.array])
+def test_growing_popping_and_adding(kind: Any) -> None:
+    def make(data: list[int], lookback: int) -> InfiniteLookbackBuffer:
+        return InfiniteLookbackBuffer(kind(data), lookback)
+
     buffer = make(DATA, 2)
     buffer.append(15)
     buffer.extend([16, 17])

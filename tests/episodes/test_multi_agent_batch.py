@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 import random
 from typing import Any
 
 import msgpack
 import numpy as np
 
-from rlzmq.core.errors import ProtocolError
 from rlzmq.episodes.episode_batch import EpisodeBatch
 from rlzmq.episodes.multi_agent_episode import MultiAgentEpisode
 from tests.episodes.multi_agent_model import AGENTS, Model, assert_same, assert_same_getter, random_step
@@ -117,45 +115,3 @@ def test_batches_of_a_module_hold_its_agents_steps_only() -> None:
     assert [b.agent_ids for b in batch.batches_of("p")] == [[0, 1]]
     assert [b.columns["obs"].shape[1:] for b in batch.batches_of("q")] == [(3,)]
     assert batch.agent_steps_by("module_ids") == {"p": 2, "q": 1}
-
-
-def test_damaged_messages_are_refused_with_a_protocol_error() -> None:
-    batch = EpisodeBatch.from_episodes([episode for episode, _ in random_chunks(3)])
-    header, frames = batch.to_wire()
-    raw = [frame.tobytes() for frame in frames]
-    EpisodeBatch.from_wire(header, raw)
-    rng = random.Random(0)
-    num_accepted = 0
-    for _ in range(400):
-        damaged = [bytearray(frame) for frame in raw]
-        kind = rng.randrange(4)
-        if kind == 0:
-            damaged.pop(rng.randrange(len(damaged)))
-        elif kind == 1:
-            damaged.append(bytearray(8))
-        else:
-            frame = damaged[rng.choice([0, 1, 2, 3])]
-            if frame:
-                frame[rng.randrange(len(frame))] = rng.randrange(256)
-                if kind == 3:
-                    del frame[rng.randrange(len(frame)) :]
-        with contextlib.suppress(ProtocolError):
-            received = EpisodeBatch.from_wire(header, [bytes(frame) for frame in damaged])
-            num_accepted += 1
-            for episode in received:
-                episode.get_observations()
-    assert num_accepted < 200
-
-
-def test_batches_and_episodes_travel_as_values() -> None:
-    from rlzmq.wire.payloads import pack_blob, unpack_blob
-
-    chunks = random_chunks(5)
-    batch = EpisodeBatch.from_episodes([episode for episode, _ in chunks])
-    batch.meta = {"weights_version": 3, "agent_steps": {0: 5, ("t", 2): 1}}
-    received = unpack_blob(pack_blob(batch))
-    assert isinstance(received, EpisodeBatch)
-    assert received.meta == batch.meta
-    for episodes in (list(received), unpack_blob(pack_blob([episode for episode, _ in chunks]))):
-        for episode, (_, model) in zip(episodes, chunks, strict=True):
-            assert_same(episode, model)

@@ -229,9 +229,6 @@ def test_an_agent_that_came_behind_a_slices_end_may_join_the_slice(as_batch: boo
             rest.add_env_step({"a": 5, agent_id: 5}, {"a": 0}, {"a": 0})
 
 
-# -- done agents ---------------------------------------------------------------------------------------
-
-
 # -- constructor, slices, joining ----------------------------------------------------------------------
 
 
@@ -335,26 +332,6 @@ def test_setters_write_all_agents_data_or_none(
         getattr(episode, f"set_{column}")(new_data=new_data, at_indices=at_indices, **key)
     after = episode.get_extra_model_outputs(), episode.get_actions(), episode.get_rewards()
     assert plain([*after, episode.get_observations()]) == plain(list(before))
-
-
-@pytest.mark.parametrize(
-    "copied",
-    [
-        lambda episode: MultiAgentEpisode.from_state(pickle.loads(pickle.dumps(episode.get_state()))),
-        lambda episode: pickle.loads(pickle.dumps(episode)),
-        copy.deepcopy,
-    ],
-)
-def test_state_pickle_and_deepcopy_keep_everything(copied: Any) -> None:
-    for episode in (worked(), worked().cut(1), given(2), given().to_numpy(), MultiAgentEpisode()):
-        other = copied(episode)
-        other.validate()
-        assert other.get_state() == episode.get_state()
-        if episode.is_reset:
-            other.add_env_step(
-                {}, {"a": 5}, {"a": 1}, extra_model_outputs={"a": {"l": 1}} if "c" in other.agent_ids else {}
-            )
-            assert other.env_t == episode.env_t + 1
 
 
 def test_resetting_twice_is_refused_and_printing_works(capsys: pytest.CaptureFixture[str]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import pickle
 import random
 
 import pytest
@@ -109,7 +110,14 @@ class Sequence:
 
     def round_trip(self) -> None:
         state = self.episode.get_state()
-        self.episode = MultiAgentEpisode.from_state(copy.deepcopy(state))
+        self.episode = self.rng.choice(
+            [
+                lambda episode: MultiAgentEpisode.from_state(pickle.loads(pickle.dumps(state))),
+                lambda episode: pickle.loads(pickle.dumps(episode)),
+                copy.deepcopy,
+            ]
+        )(self.episode)
+        assert self.episode.get_state() == state
 
     def to_numpy(self) -> None:
         episode = copy.deepcopy(self.episode).to_numpy()

@@ -75,31 +75,6 @@ def test_a_batch_is_covered_with_less_than_one_small_lease_of_surplus(
     )
 
 
-@settings(deadline=None)
-@given(batch=st.integers(1, 3000), data=st.data(), num_envs=st.integers(1, 16), length=st.integers(1, 100))
-def test_granting_ahead_plans_the_same_leases_as_a_run_in_one_process(batch, data, num_envs, length):
-    """With one runner: ahead is granted only what the serial run would plan whatever comes back."""
-    lost = data.draw(st.lists(st.integers(0, num_envs), min_size=1, max_size=20))
-    serial: list[int] = []
-    received = 0
-    while received < batch:
-        serial.append(plan_lease(batch - received, 1, num_envs, length))
-        received += max(1, serial[-1] * num_envs - lost[len(serial) % len(lost)])
-    granted: list[int] = []
-    outstanding: list[int] = []
-    received = num_done = 0
-    while received < batch:
-        remaining = batch - received - sum(outstanding) * num_envs
-        lease = plan_lease(remaining, 1, num_envs, length)
-        if lease and len(outstanding) < 2 and (not outstanding or lease == length):
-            granted.append(lease)
-            outstanding.append(lease)
-            continue
-        num_done += 1
-        received += max(1, outstanding.pop(0) * num_envs - lost[num_done % len(lost)])
-    assert granted == serial
-
-
 def test_slots_hold_one_batch_more_than_the_staleness():
     assert step_allowance(batch=100, staleness=1, num_envs=8, in_flight=0) == 200
     assert step_allowance(batch=100, staleness=1, num_envs=8, in_flight=150) == 50

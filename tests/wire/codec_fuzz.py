@@ -141,17 +141,19 @@ def _of_batch(batch: Any) -> list[tuple[list[bytes], Decoder]]:
     check.expect({"default_policy": gym.spaces.Discrete(2), "of_a": gym.spaces.Discrete(2)})
 
     def open_whole(damaged: list[bytes]) -> None:
+        header, arrays, _ = decode_fragment(damaged)
+        opened = type(batch).from_wire(header.batch, arrays)
+        assert len(opened.get_returns()) == len(opened)
+        half = opened.slice_steps(opened.num_env_steps // 2, opened.num_env_steps)
+        for episode in (*opened, *half):
+            episode.validate()
+            episode.get_infos()
         try:
-            header, arrays, _ = decode_fragment(damaged)
-            opened = type(batch).from_wire(header.batch, arrays)
             check.check(opened, None)
         except ValueError as error:
             raise ProtocolError(str(error)) from None
         finally:
             check.forget()
-        half = opened.slice_steps(opened.num_env_steps // 2, opened.num_env_steps)
-        for episode in (*opened, *half):
-            episode.get_infos()
 
     def open_meta(damaged: list[bytes]) -> None:
         blob = decode_fragment(damaged)[2]

@@ -13,7 +13,6 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlzmq.core.metrics import ReducedMetrics
 from rlzmq.episodes.episode_batch import EpisodeBatch
 from rlzmq.episodes.multi_agent_episode import MultiAgentEpisode
 from rlzmq.episodes.single_agent_episode import SingleAgentEpisode
@@ -245,13 +244,6 @@ def test_episodes_of_every_kind_come_back():
     assert [item.id_ for item in got["many"]] == [item.id_ for item in value["many"]]
     assert [item.id_ for item in got["multis"]] == [item.id_ for item in value["multis"]]
     assert got["multi"].get_return() == 2.0
-
-
-def test_what_loggers_reduce_to_comes_back():
-    metrics = ReducedMetrics({"a": {"b": 1.5}}, {"a": {"b": [1.0, 2.0]}})
-    got = _round_trip({"metrics": metrics})["metrics"]
-    assert type(got) is ReducedMetrics
-    assert (dict(got), got.states) == (dict(metrics), metrics.states)
 
 
 def test_tensors_keep_their_kind_whatever_their_layout():
