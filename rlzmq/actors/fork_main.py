@@ -118,9 +118,9 @@ class StderrTail:
     def close(self) -> None:
         """Close both ends. Idempotent."""
         self.close_write_end()
-        if self.fd is not None:
-            os.close(self.fd)
-            self.fd = None
+        fd, self.fd = self.fd, None
+        if fd is not None:
+            os.close(fd)
 
     def _take(self, data: bytes) -> None:
         *whole, self._partial = (self._partial + data).split(b"\n")
@@ -163,7 +163,7 @@ def main(control_fd: int, driver_pid: int, preload: Sequence[str]) -> None:
         preload: Modules to import before the first fork; the missing ones are skipped.
     """
     ignore_ending_signals()  # the driver stops this process
-    child_name = Path(_NAME_PATH).read_text()
+    child_name = Path(_NAME_PATH).read_text().rstrip("\n")
     Path(_NAME_PATH).write_text(FORK_SERVER_NAME)
     with contextlib.suppress(ProcessLookupError):
         server = _Server(socket.socket(fileno=control_fd), os.pidfd_open(driver_pid), child_name)
@@ -367,19 +367,22 @@ class _Server:
     def _reap(self) -> None:
         with contextlib.suppress(BlockingIOError):
             os.read(self._wake_read, 4096)
-        while True:
-            try:
-                info = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
-            except ChildProcessError:
-                return
-            if info is None:
-                return
-            # Kill what the child left behind; its id is not reused yet.
-            end_family(info.si_pid, os.getsid(0), parent=self._pid, spared=self._children)
-            _, status = os.waitpid(info.si_pid, 0)
-            child = self._children.pop(info.si_pid, None)
-            if child is not None:
-                self._report_exit(child, os.waitstatus_to_exitcode(status))
+        with contextlib.suppress(ChildProcessError):
+            while (ended := self._next_ended()) is not None:
+                pid, code = ended
+                child = self._children.pop(pid, None)
+                if child is not None:
+                    self._report_exit(child, code)
+
+    def _next_ended(self) -> tuple[int, int] | None:
+        """Return the number and exit code of a child that has ended; ChildProcessError: there are no children."""
+        info = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+        if info is None:
+            return None
+        # Kill what the child left behind; its id is not reused yet.
+        end_family(info.si_pid, os.getsid(0), parent=self._pid, spared=self._children)
+        _, status = os.waitpid(info.si_pid, 0)
+        return info.si_pid, os.waitstatus_to_exitcode(status)
 
     def _report_exit(self, child: _Child, code: int) -> None:
         if child.tail.fd is not None:
@@ -395,13 +398,19 @@ class _Server:
             child.status = None
 
     def _end(self) -> NoReturn:
-        """Kill the children, clean up and exit, because the driver has ended; never return."""
+        """Kill the children, clean up and exit, because the driver has ended; never return.
+
+        A signal handler calls this, too, in the middle of any other method: nothing here relies on what those keep.
+        """
         for child in self._children.values():
             child.signal(signal.SIGKILL)
         deadline = time.monotonic() + _MAX_REAP_S
-        while self._children and time.monotonic() < deadline:
-            self._reap()
-            time.sleep(0.001)
+        with contextlib.suppress(ChildProcessError):  # all are gone
+            while time.monotonic() < deadline:
+                if self._next_ended() is None:
+                    time.sleep(0.001)
+        for child in self._children.values():
+            child.tail.drain()
         self._control.setblocking(False)
         with contextlib.suppress(OSError):
             while data := self._control.recv(_MAX_REQUEST_BYTES):  # the driver's last requests

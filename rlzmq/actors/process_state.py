@@ -100,7 +100,7 @@ def _processes() -> Iterator[_Process]:
 
 def _read(pid: int) -> _Process | None:
     try:
-        status = Path(f"/proc/{pid}/stat").read_text()
+        status = Path(f"/proc/{pid}/stat").read_text(errors="replace")  # a name is cut after 15 bytes
     except OSError:
         return None
     name, _, rest = status.partition("(")[2].rpartition(")")

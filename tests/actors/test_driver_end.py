@@ -32,19 +32,46 @@ async def main():
         print(*[pid for worker in workers for pid in await worker.pids()], flush=True)
         if len(sys.argv) > 1:
             system.preload(sys.argv[1:])
+            child = forkserver.get_fork_server().spawn("released")
+            await child.started
+            child.close()
         await asyncio.sleep(60)
 
 asyncio.run(main())
 """
 
 
+MODULES = {
+    "slow_import": "import time\nprint('imports', flush=True)\ntime.sleep(60)\n",
+    "ends_inside": """
+import os, selectors
+
+server, driver = os.getpid(), os.getppid()
+remove = selectors._BaseSelectorImpl.unregister
+
+def unregister(selector, file):
+    key = remove(selector, file)
+    if os.getpid() == server:
+        print("imports", flush=True)
+        while os.getppid() == driver:
+            pass
+    return key
+
+selectors._BaseSelectorImpl.unregister = unregister
+""",
+}
+"""What the fork server imports: one takes long, one waits for the driver to end while the server forgets a child."""
+
+
 @pytest.mark.parametrize(
-    ("number", "imports"), [(signal.SIGINT, []), (signal.SIGKILL, []), (signal.SIGKILL, ["slow_import"])]
+    ("number", "imports"),
+    [(signal.SIGINT, []), (signal.SIGKILL, []), *((signal.SIGKILL, [name]) for name in MODULES)],
 )
-def test_nothing_is_left_after_a_signal_also_while_the_server_imports_more(
+def test_nothing_is_left_after_a_signal_whatever_the_server_does(
     number: signal.Signals, imports: list[str], runtime_dir: Path, tmp_path: Path
 ) -> None:
-    (tmp_path / "slow_import.py").write_text("import time\nprint('imports', flush=True)\ntime.sleep(60)\n")
+    for name, text in MODULES.items():
+        (tmp_path / f"{name}.py").write_text(text)
     driver = subprocess.Popen(
         [sys.executable, "-c", SCRIPT, *imports], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
         env={**os.environ, "XDG_RUNTIME_DIR": str(runtime_dir), "PYTHONPATH": str(tmp_path)}, cwd=runtime_dir,

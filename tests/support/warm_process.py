@@ -191,12 +191,14 @@ def _become_fork_server(args: Any, fds: list[int], env: dict[str, str]) -> NoRet
         os._exit(70)
 
 
-def _show_arguments(args: list[str]) -> None:
-    """Write the arguments where the process table reads them (``/proc/PID/cmdline``)."""
+def _show(args: list[str], env: dict[str, str]) -> None:
+    """Write arguments and variables, short ones first, where the process table reads them (``/proc/PID``)."""
     fields = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
-    begin, end = map(int, fields[45:47])
-    line = "".join(f"{argument}\0" for argument in (sys.executable, *args)).encode()[: end - begin - 1]
-    ctypes.memmove(begin, line.ljust(end - begin, b"\0"), end - begin)
+    texts = ([sys.executable, *args], sorted((f"{name}={value}" for name, value in env.items()), key=len))
+    for begin, end, words in zip(fields[45:49:2], fields[46:49:2], texts, strict=True):
+        room = int(end) - int(begin)
+        line = "".join(f"{word}\0" for word in words).encode()[: room - 1]
+        ctypes.memmove(int(begin), line.ljust(room, b"\0"), room)
 
 
 def _run(args: list[str], cwd: str, env: dict[str, str], starts_session: bool) -> None:
@@ -206,7 +208,7 @@ def _run(args: list[str], cwd: str, env: dict[str, str], starts_session: bool) -
     os.chdir(cwd)
     os.environ.clear()
     os.environ.update(env)
-    _show_arguments(args)
+    _show(args, env)
     of_user = filter(None, env.get("PYTHONPATH", "").split(":"))
     if args[0] == "-P":
         sys.path[:1] = of_user
