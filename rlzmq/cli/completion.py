@@ -45,23 +45,13 @@ def completion(options: CompletionOptions) -> int:
 
 
 def _kind_of(name: str) -> object:
-    """Return the class of a command's options; of several forms, their union."""
+    """Return the class of a command's options; of a command with algorithms, the union of theirs."""
     if name in ("train", "tune"):
         base = TrainOptions if name == "train" else AlgorithmOptions
         kinds = {each: options_type(get_config_class(each), "Options", base) for each in ALGORITHMS}
         return _one_of({each: with_field_help(kind, None) for each, kind in kinds.items()})
     module, _, function = COMMANDS[name][0].partition(":")
-    loaded = importlib.import_module(module)
-    kind = getattr(getattr(loaded, function), "kind", None)
-    others = {getattr(each, "kind", None) for each in vars(loaded).values()}  # of the module's other commands
-    kinds = {
-        key.removesuffix("Options").lower(): each
-        for key, each in vars(loaded).items()
-        if key.endswith("Options") and each not in others
-    }
-    if kind is None and len(kinds) > 1:
-        return _one_of({key: with_field_help(each, None) for key, each in kinds.items()})
-    return with_field_help(kind or next(iter(kinds.values())), None)
+    return with_field_help(getattr(importlib.import_module(module), function).kind, None)
 
 
 def _one_of(kinds: dict[str, Any]) -> Any:

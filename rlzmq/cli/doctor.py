@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import os
+import re
 import resource
 import shutil
 import socket
@@ -25,18 +26,6 @@ __all__ = ["CHECKS", "Finding", "doctor"]
 
 Level = Literal["ok", "warn", "FAIL"]
 
-_NEEDED = (
-    "pyzmq",
-    "msgpack",
-    "torch",
-    "gymnasium",
-    "numpy",
-    "optree",
-    "safetensors",
-    "pydantic",
-    "rich",
-    "tyro",
-)
 _MIN_FILES = 1024
 _FILES_OF_A_BROKER = 40
 _FILES_PER_PEER = 2  # a runner has two connections
@@ -90,7 +79,8 @@ def check_versions(options: DoctorOptions) -> Iterator[Finding]:
     version = sys.version.split()[0]
     yield Finding("ok" if sys.version_info >= (3, 11) else "FAIL", "python", f"{version} (3.11 or newer)")
     missing, found = [], []
-    for name in _NEEDED:
+    required = (line for line in importlib.metadata.requires("rlzmq") or () if "extra ==" not in line)
+    for name in (re.split(r"[^\w-]", line, maxsplit=1)[0] for line in required):
         try:
             found.append(f"{name} {importlib.metadata.version(name)}")
         except importlib.metadata.PackageNotFoundError:

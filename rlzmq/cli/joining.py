@@ -25,7 +25,7 @@ from rlzmq.roles.remote_peer import fetch_config
 if TYPE_CHECKING:
     from rlzmq.algorithms.algorithm_config import AlgorithmConfig
 
-__all__ = ["SchedulerRank", "learner", "make_config", "runner"]
+__all__ = ["learner", "make_config", "ranks_here", "runner"]
 
 
 def read_join_file(path: Path, role: str) -> Any:
@@ -250,35 +250,18 @@ def _say(options: RunnerOptions, text: str) -> None:
 _LEAVE_S, _LEAVE_AFTER_CTRL_C_S = 8.0, 3.0
 
 _RANK = ("RANK", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK", "JOB_COMPLETION_INDEX")
-_SIZE = ("WORLD_SIZE", "SLURM_NTASKS", "OMPI_COMM_WORLD_SIZE")
 _LOCAL = ("LOCAL_RANK", "SLURM_LOCALID", "OMPI_COMM_WORLD_LOCAL_RANK")
 
 
-@dataclass(frozen=True, slots=True)
-class SchedulerRank:
-    """The rank of this process in a scheduler's job; -1 if the scheduler sets no variable.
+def ranks_here(environment: Mapping[str, str]) -> tuple[int, int]:
+    """Return this process's rank in a scheduler's job, and on this machine (its GPU); -1: the scheduler sets none.
 
     MASTER_ADDR and MASTER_PORT are not needed: learners use the driver's store.
 
-    Attributes:
-        rank: Rank among all processes of the job.
-        world_size: Number of processes.
-        local_rank: Rank among the processes on this machine: the GPU to use.
+    Raises:
+        ConfigurationError: A variable is not a number.
     """
-
-    rank: int = -1
-    world_size: int = -1
-    local_rank: int = -1
-
-    @classmethod
-    def from_environment(cls, environment: Mapping[str, str] | None = None) -> SchedulerRank:
-        """Read the rank of this process.
-
-        Raises:
-            ConfigurationError: A variable is not a number.
-        """
-        env = os.environ if environment is None else environment
-        return cls(_first(env, _RANK), _first(env, _SIZE), _first(env, _LOCAL))
+    return _first(environment, _RANK), _first(environment, _LOCAL)
 
 
 def _first(env: Mapping[str, str], names: tuple[str, ...]) -> int:
@@ -319,18 +302,18 @@ def learner(options: LearnerOptions) -> int:
 async def _run_learner(options: LearnerOptions) -> int:
     from rlzmq.roles.learner_role import RemoteLearner
 
-    place = SchedulerRank.from_environment()
+    rank, local_rank = ranks_here(os.environ)
     join = read_join_file(options.join, "learner")
     import_first(options.import_)
 
     def config_here(packed: object) -> Any:
         config = make_config(packed)
-        if place.local_rank >= 0:
-            config.learners(local_gpu_idx=place.local_rank)
+        if local_rank >= 0:
+            config.learners(local_gpu_idx=local_rank)
         config.freeze()
         return config
 
-    learner = RemoteLearner(join, config_here, preferred_rank=place.rank, timeout_s=options.timeout)
+    learner = RemoteLearner(join, config_here, preferred_rank=rank, timeout_s=options.timeout)
     print(f"{learner.name} waits for {join.addresses['control']}", flush=True)
     signals: list[int] = []
 

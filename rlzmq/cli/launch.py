@@ -2,68 +2,46 @@
 
 from __future__ import annotations
 
-import sys
 import threading
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 import tyro
 
-from rlzmq.cli.main import EXIT_USAGE
-from rlzmq.cli.parsing import command, parse
+from rlzmq.cli.parsing import command
 from rlzmq.core.errors import ConfigurationError, printable
-from rlzmq.core.synonyms import did_you_mean
 from rlzmq.launch.engine import Engine, Jobs, engine_of
 
-__all__ = ["LogsOptions", "StopOptions", "run", "scale"]
+__all__ = ["launch", "scale"]
 
 _LAST_LINES_S = 5.0  # of the log, after the head's end
-_USAGE = """\
-usage: rlzmq launch logs RUN [--follow]   show the logs of all roles
-       rlzmq launch stop RUN [--grace S]  end the run with a checkpoint
-
-RUN is the directory of a run that `rlzmq train … --on ENGINE` started."""
 
 
 @dataclass
-class LogsOptions:
-    """Options of ``rlzmq launch logs``."""
+class LaunchOptions:
+    """Options of ``rlzmq launch``."""
 
+    action: tyro.conf.Positional[Literal["logs", "stop"]]
+    """Show the logs of all roles, or end the run with a checkpoint."""
     run: tyro.conf.Positional[Path]
-    """The run directory."""
+    """Directory of a run that rlzmq train --on ENGINE started."""
     follow: bool = False
-    """Go on until the run ends, and end with its head's exit code; Ctrl-C ends only this (default: False)."""
-
-
-@dataclass
-class StopOptions:
-    """Options of ``rlzmq launch stop``."""
-
-    run: tyro.conf.Positional[Path]
-    """The run directory."""
+    """logs: go on until the run ends, and end with its head's exit code; Ctrl-C ends only this (default: False)."""
     grace: float = 60.0
-    """Seconds for the head's last checkpoint, before it is killed (default: 60)."""
+    """stop: seconds for the head's last checkpoint, before it is killed (default: 60)."""
 
 
-def run(arguments: Sequence[str]) -> int:
-    """Run the command with `arguments`, which follow ``rlzmq launch``; return the exit code."""
-    what, *rest = arguments or [""]
-    if what == "logs":
-        usage = "rlzmq launch logs RUN [--follow]"
-        return _logs(parse(LogsOptions, rest, usage=usage, description="Show the logs of all roles."))
-    if what == "stop":
-        usage = "rlzmq launch stop RUN [--grace S]"
-        return _stop(parse(StopOptions, rest, usage=usage, description="End a run with a checkpoint."))
-    if what in ("-h", "--help"):
-        print(_USAGE)
-        return 0
-    hint = did_you_mean(what, ("logs", "stop"))
-    print(f"{_USAGE}\nrlzmq: expected logs or stop, got {what or 'nothing'}.{hint}", file=sys.stderr)
-    return EXIT_USAGE
+@command(
+    LaunchOptions,
+    usage="rlzmq launch ACTION RUN [--follow] [--grace S]",
+    description="Show the logs of a run that an engine runs, or end it.",
+)
+def launch(options: LaunchOptions) -> int:
+    return _logs(options) if options.action == "logs" else _stop(options)
 
 
-def _logs(options: LogsOptions) -> int:
+def _logs(options: LaunchOptions) -> int:
     jobs = Jobs.of_run(options.run)
     engine = engine_of(jobs)
     if not options.follow:
@@ -87,7 +65,7 @@ def _show(engine: Engine, role: str, *, follow: bool) -> None:
         print(printable(f"[{role}] {line}", keep="\t"), flush=True)
 
 
-def _stop(options: StopOptions) -> int:
+def _stop(options: LaunchOptions) -> int:
     jobs = Jobs.of_run(options.run)
     engine = engine_of(jobs)
     for name in jobs.handles:  # the head first: its goodbye ends the others

@@ -89,7 +89,10 @@ COMMANDS = {
         "rlzmq.cli.runs:ckpt",
         "check checkpoints, or compare two: rlzmq ckpt ls RUN, rlzmq ckpt diff A B",
     ),
-    "launch": ("rlzmq.cli.launch:run", "logs and end of a run that --on started: rlzmq launch logs|stop RUN"),
+    "launch": (
+        "rlzmq.cli.launch:launch",
+        "logs and end of a run that --on started: rlzmq launch logs|stop RUN",
+    ),
     "scale": (
         "rlzmq.cli.launch:scale",
         "runners or learners of a living run: rlzmq scale RUN --env-runners 40",

@@ -334,9 +334,21 @@ def replace_values(value: object, values: Mapping[str, Any]) -> Any:
         values: The replacement for each path.
 
     Raises:
-        ConfigurationError: A replacement is invalid for its setting.
+        ConfigurationError: A replacement is invalid for its setting, or a path leads to nothing that can be replaced.
     """
-    return _map(value, "", values.get)
+    missing = dict(values)
+
+    def replace(path: str, item: object) -> object:
+        return missing.pop(path) if path in missing else item
+
+    replaced = _map(value, "", replace)
+    for path in missing:
+        raise ConfigurationError(
+            f"config: no value can be set at {path!r}: expected a setting, or in one the item of a dict, list or "
+            "tuple, the field of a dataclass, or an argument of a functools.partial. Put the value there in "
+            "param_space."
+        )
+    return replaced
 
 
 def _map(value: Any, path: str, replace: Callable[[str, object], Any]) -> Any:

@@ -150,10 +150,7 @@ class Batcher:
         self._wait_s = batch_wait_timeout_s
         self._metrics = metrics
         self._loop = asyncio.get_running_loop()
-        self._num_unanswered = 0
         self._num_bytes = 0
-        self._idle = asyncio.Event()
-        self._idle.set()
         # The thread fetches its next batch itself when it has finished one, without waiting for the event loop.
         self._changed = threading.Condition()
         self._groups: dict[tuple[int, bool], _Group] = {}
@@ -181,8 +178,6 @@ class Batcher:
         answer: asyncio.Future[Arrays] = self._loop.create_future()
         request = _Request(inputs, answer, len(inputs[0]), num_bytes, time.perf_counter())
         self._num_bytes += num_bytes
-        self._num_unanswered += 1
-        self._idle.clear()
         with self._changed:
             group = self._groups.get((id(policy), explore))
             if group is None:
@@ -193,15 +188,6 @@ class Batcher:
                 self._changed.notify()
         return answer
 
-    async def wait_until_idle(self, timeout_s: float | None = None) -> bool:
-        """Wait until no request is waiting or being computed; return False if this takes longer than `timeout_s`."""
-        try:
-            async with asyncio.timeout(timeout_s):
-                await self._idle.wait()
-        except TimeoutError:
-            return False
-        return True
-
     async def close(self, timeout_s: float | None = None) -> None:
         """Answer all waiting requests, then end the thread. Idempotent.
 
@@ -211,8 +197,7 @@ class Batcher:
         with self._changed:
             self._is_closing = True
             self._changed.notify()
-        if await self.wait_until_idle(timeout_s):
-            await asyncio.to_thread(self._thread.join)
+        await asyncio.to_thread(self._thread.join, timeout_s)
 
     def _finish(self, batch: Sequence[_Request], answers: Sequence[Arrays | Exception]) -> None:
         self._metrics.batch_size.observe(sum([request.num_rows for request in batch]))
@@ -224,9 +209,6 @@ class Batcher:
                 request.answer.set_exception(answer)
             else:
                 request.answer.set_result(answer)
-        self._num_unanswered -= len(batch)
-        if not self._num_unanswered:
-            self._idle.set()
 
     # -- on the thread --------------------------------------------------------------------------
 

@@ -267,8 +267,6 @@ def with_values(config: TrialConfig, changes: Mapping[str, Any]) -> TrialConfig:
     Raises:
         ConfigurationError: The config has no such path, or a value is invalid.
     """
-    for path in changes:
-        config_value(config, path)
     changed: TrialConfig = replace_values(config, changes)
     return changed
 

@@ -17,7 +17,7 @@ _OFFERED = {
     "rlzmq train": set(ALGORITHMS),
     "rlzmq train ppo": {"--env", "--num-env-runners", "--env-runners", "--clip-param", "--resume"},
     "rlzmq evaluate": {"--episodes", "--video", "--env", "--import"},
-    "rlzmq launch": {"logs", "stop"},
+    "rlzmq launch": {"--follow", "--grace"},
 }
 _ASK = """
 COMP_WORDS=({words} '') COMP_CWORD={last}

@@ -41,12 +41,18 @@ class Asker:
         settings = {"max_batch_size": 4, "batch_wait_timeout_s": 0.0, **options}
         self.batcher = Batcher(metrics=ServeMetrics(), **settings)
         self.answers: dict[str, Any] = {}
+        self.asked: list[asyncio.Future[Any]] = []
 
     def ask(self, policy: Any, name: str, *values: float, explore: bool = False) -> None:
         def keep(future: asyncio.Future[Any]) -> None:
             self.answers[name] = future.exception() or future.result()[0].tolist()
 
-        self.batcher.submit(policy, [np.array(values)], explore=explore).add_done_callback(keep)
+        answer = self.batcher.submit(policy, [np.array(values)], explore=explore)
+        answer.add_done_callback(keep)
+        self.asked.append(answer)
+
+    async def all_answered(self) -> None:
+        await asyncio.gather(*self.asked, return_exceptions=True)
 
 
 async def test_requests_that_arrive_while_one_is_computed_share_the_next_batches() -> None:
@@ -59,7 +65,7 @@ async def test_requests_that_arrive_while_one_is_computed_share_the_next_batches
     asker.ask(policy, "last", 12)
     assert asker.answers == {}
     policy.gate.release(100)
-    await asker.batcher.wait_until_idle()
+    await asker.all_answered()
     assert [values for values, _ in policy.batches] == [[0], [1, 2, 3, 4], [5, 6], [7, 8, 9, 10, 11], [12]]
     assert asker.answers["3"] == [6]
     assert asker.answers["many"] == [14, 16, 18, 20, 22]
@@ -74,7 +80,7 @@ async def test_policies_and_exploration_are_computed_apart_in_the_order_of_arriv
         asker.ask(one, f"one {value}", value)
         asker.ask(one, f"explored {value}", value, explore=True)
         asker.ask(two, f"two {value}", value)
-    await asker.batcher.wait_until_idle()
+    await asker.all_answered()
     assert one.batches == [([0, 1, 2], False), ([0, 1, 2], True)]
     assert two.batches == [([0, 1, 2], False)]
     assert len(asker.answers) == 9
@@ -85,13 +91,13 @@ async def test_a_request_that_fails_costs_no_other_its_answer(caplog: pytest.Log
     asker, policy = Asker(batch_wait_timeout_s=0.05), FakePolicy(is_open=True)
     for value in (1, 13, 2):
         asker.ask(policy, str(value), value)
-    await asker.batcher.wait_until_idle()
+    await asker.all_answered()
     assert policy.batches[0] == ([1, 13, 2], False)
     assert (asker.answers["1"], asker.answers["2"]) == ([2], [4])
     assert isinstance(asker.answers["13"], RuntimeError)
     assert "module 'fake' raised an error" in caplog.text
     asker.ask(policy, "later", 5)
-    await asker.batcher.wait_until_idle()
+    await asker.all_answered()
     assert asker.answers["later"] == [10]
     await asker.batcher.close()
 
@@ -104,7 +110,7 @@ async def test_an_idle_server_waits_for_more_requests_until_the_batch_is_full() 
     await asyncio.sleep(0)
     assert policy.batches == []
     asker.ask(policy, "3", 3)
-    await asker.batcher.wait_until_idle()
+    await asker.all_answered()
     assert policy.batches == [([0, 1, 2, 3], False)]
     await asker.batcher.close()
 
@@ -118,7 +124,7 @@ async def test_what_waits_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(OverloadedError, match="16 bytes of requests are waiting: try again later"):
         asker.ask(policy, "c", 3)
     policy.gate.release(100)
-    await asker.batcher.wait_until_idle()
+    await asker.all_answered()
     asker.ask(policy, "larger than the bound, but alone", 1, 2, 3)
     await asker.batcher.close()
     assert asker.answers == {"a": [2], "b": [4], "larger than the bound, but alone": [2, 4, 6]}

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from rlzmq.cli.joining import SchedulerRank
+from rlzmq.cli.joining import ranks_here
 from rlzmq.core.errors import ConfigurationError
 from tests.support.runs import Command, assert_accounted, listening
 
@@ -47,20 +47,20 @@ def test_learners_and_runners_all_come_from_outside_and_a_spare_replaces_a_dead_
 
 
 @pytest.mark.parametrize(
-    ("environment", "place"),
+    ("environment", "ranks"),
     [
-        ({"RANK": "3", "WORLD_SIZE": "4", "LOCAL_RANK": "1"}, SchedulerRank(3, 4, 1)),
-        ({"SLURM_PROCID": "2", "SLURM_NTASKS": "8", "SLURM_LOCALID": "0"}, SchedulerRank(2, 8, 0)),
-        ({"JOB_COMPLETION_INDEX": "5"}, SchedulerRank(5, -1, -1)),
-        ({}, SchedulerRank(-1, -1, -1)),
+        ({"RANK": "3", "WORLD_SIZE": "4", "LOCAL_RANK": "1"}, (3, 1)),
+        ({"SLURM_PROCID": "2", "SLURM_NTASKS": "8", "SLURM_LOCALID": "0"}, (2, 0)),
+        ({"JOB_COMPLETION_INDEX": "5"}, (5, -1)),
+        ({}, (-1, -1)),
     ],
 )
-def test_schedulers_variables_are_recognised(environment: dict[str, str], place: SchedulerRank) -> None:
-    assert SchedulerRank.from_environment(environment) == place
+def test_schedulers_variables_are_recognised(environment: dict[str, str], ranks: tuple[int, int]) -> None:
+    assert ranks_here(environment) == ranks
 
 
 def test_what_is_no_rank_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match="RANK='x'"):
-        SchedulerRank.from_environment({"RANK": "x"})
+        ranks_here({"RANK": "x"})
     with pytest.raises(ConfigurationError, match="all remote"):
         listening(tmp_path, num_remote_learners=1).learners(num_learners=2).validate()

@@ -16,7 +16,7 @@ from rlzmq.config.search_space import (
     search_objects_in_tables,
 )
 from rlzmq.core.errors import ConfigurationError
-from rlzmq.tune.search import random_trial, resolve, suggest, value_of
+from rlzmq.tune.search import random_trial, resolve, suggest, value_of, with_values
 
 
 def drawn(search_object: Any, number: int = 300) -> list[Any]:
@@ -155,3 +155,15 @@ def test_functions_see_the_other_values_and_are_seeded() -> None:
     found = find_search_objects(space)
     first, again, other = (resolve(space, found, {"x": 3}, seed) for seed in (1, 1, 2))
     assert first == again != other
+
+
+class _Plain:
+    size = 3
+
+
+@pytest.mark.parametrize("path", ["env_config/own/size", "env_config/size", "no_setting"])
+def test_a_value_that_cannot_be_set_is_an_error(path: str) -> None:
+    config = PPOConfig().environment("CartPole-v1", env_config={"own": _Plain(), "sizes": [1, 2]})
+    assert with_values(config, {"env_config/sizes/1": 5})["env_config"]["sizes"] == [1, 5]
+    with pytest.raises(ConfigurationError, match=path):
+        with_values(config, {"env_config/sizes/1": 5, path: 4})

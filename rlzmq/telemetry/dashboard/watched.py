@@ -51,11 +51,6 @@ COLUMNS = {
 }
 """Column name -> path of its number in a result."""
 
-# A path's first part ("" for a number at the top level) -> indices of columns, and the paths' last parts.
-_GROUPS: dict[str, list[tuple[int, str]]] = {}
-for _index, _path in enumerate(COLUMNS.values()):
-    _parts = _path.rpartition("/")
-    _GROUPS.setdefault(_parts[0], []).append((_index, _parts[2]))
 _FIRST_ROWS = 1024
 _SLICE_BYTES = 4 << 20
 
@@ -144,11 +139,12 @@ class MetricsTail(LinesTail):
 
     def add_lines(self, lines: Sequence[bytes]) -> None:
         rows: list[list[float]] = []
+        paths = list(COLUMNS.values())
         for line in lines:
             try:
                 result = json.loads(line)
-                row = _row_of(result)
-            except (ValueError, TypeError, AttributeError):  # a torn line
+                row = [math.nan if (at := value_at(result, path)) is None else float(at) for path in paths]
+            except (ValueError, TypeError):  # a torn line
                 continue
             if math.isnan(row[0]):
                 continue
@@ -181,16 +177,6 @@ class MetricsTail(LinesTail):
             self._rows = more
         self._rows[count:end] = rows
         self._num_rows = end
-
-
-def _row_of(result: Mapping[str, Any]) -> list[float]:
-    row = [math.nan] * len(COLUMNS)
-    for group, numbers in _GROUPS.items():
-        values = result.get(group) or {} if group else result
-        for index, name in numbers:
-            if (value := values.get(name)) is not None:
-                row[index] = float(value)
-    return row
 
 
 _SEARCH = "__search__"
@@ -386,26 +372,21 @@ def runner_grid(live: LiveRun | None) -> dict[str, Any]:
     The state is a letter: "s" samples, "i" waits for a lease, "u" suspect (it missed heartbeats), "g" gone.
     """
     status = live.status if live is not None else None
-    if live is None or status is None:
-        return {
-            "problem": "" if live is None else live.problem,
-            "names": [],
-            "states": "",
-            "learners": [],
-        }
-    runners = status["runners"]
+    runners = [] if status is None else status["runners"]
+    gone = [] if live is None or status is None else live.gone
+    rates = {} if live is None else live.rates
     return {
-        "problem": "",
-        "names": [runner["name"] for runner in runners] + live.gone,
-        "states": "".join(map(_state_of, runners)) + "g" * len(live.gone),
-        "rates": [round(live.rates.get(runner["name"], 0.0), 1) for runner in runners],
+        "problem": "" if live is None else live.problem,
+        "names": [runner["name"] for runner in runners] + gone,
+        "states": "".join(map(_state_of, runners)) + "g" * len(gone),
+        "rates": [round(rates.get(runner["name"], 0.0), 1) for runner in runners],
         "steps": [runner["num_env_steps"] for runner in runners],
         "leases": [runner["num_leases"] for runner in runners],
         "oldest_s": [round(runner["oldest_lease_s"], 1) for runner in runners],
         "bad": [runner["num_bad"] for runner in runners],
         "learners": [
             {"name": learner["name"], "rank": learner["rank"], "update": learner["next_update"]}
-            for learner in status["learners"]
+            for learner in ([] if status is None else status["learners"])
         ],
     }
 
