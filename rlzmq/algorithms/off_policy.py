@@ -1,4 +1,4 @@
-"""OffPolicyConfig: settings of algorithms that train on a replay buffer (DQN, SAC)."""
+"""OffPolicyConfig: settings of algorithms that train on a replay buffer, and of those on recorded data."""
 
 from __future__ import annotations
 

@@ -48,9 +48,9 @@ class ConnectorPipelineV2(ConnectorV2):
     timers and error texts use it. After every edit, including edits of a nested pipeline, the spaces are propagated
     again.
 
-    Pieces are called one after the other on episodes (`run_pieces`) by `EpisodeSampler`, which an env runner chooses
-    if a piece or a callback needs episodes (`EnvRunner._choose_sampler`), and by `learners.batches`; all other
-    pipelines run on rows.
+    `run_pieces` calls pieces on episodes, one after the other: for `EpisodeSampler._observe`, in env runners in which a
+    piece or a callback needs episodes (`EnvRunner._choose_sampler`), and for `TrainBatchBuilder._columns_of_episodes`,
+    in learners in which a piece or the data needs them. All other pipelines run on rows.
 
     Args:
         input_observation_space: Observation space of one env (multi-agent: a Dict by agent id).

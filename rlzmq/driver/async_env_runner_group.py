@@ -154,7 +154,7 @@ class AsyncEnvRunnerGroup:
         return handle
 
     async def _bring_up_to_date(self, place: Place) -> None:
-        """Repeat `set_weights`, `set_connector_state` and `foreach_env_runner` calls on the replacement of a runner."""
+        """Give a replacement its predecessor's env config, and the weights and connector state that were set."""
         handle = place.handle
         await self._give_env_config(place.index, handle)
         if self._weights is not None:

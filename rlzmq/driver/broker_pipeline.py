@@ -9,7 +9,7 @@
 | connector deltas    | merged state    | –                             | –                         |
 | failures of roles   | restarts, errors | –                            | a role's exit or exception |
 
-| consumes                  | produces                                  | waits for | unblocked by |
+| the watchdog consumes     | produces                                  | waits for | unblocked by |
 |---------------------------|-------------------------------------------|-----------|--------------|
 | the broker's PROGRESS     | a report, stacks, one re-forming of all; then an error | time | –       |
 """

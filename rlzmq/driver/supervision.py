@@ -15,9 +15,9 @@ A runner's death, in order::
 
     its process ends (ActorHandle.exited); if the broker expelled it, BrokerPipeline._watch kills it
     Supervisor._supervise    waits for the back-off, starts a process at its place; calls `prepare`:
-        AsyncEnvRunnerGroup._bring_up_to_date    custom calls and states that the others have
+        AsyncEnvRunnerGroup._bring_up_to_date    env config, weights and connector state of its predecessor
         BrokerPipeline._connect_runner           addresses and keys; the runner says HELLO
-    broker: Registration.hello     gives back what the old one held; Grants.progress leases to the new one
+    broker: Registration.hello     fences the old one and ends its leases; Grants.progress grants to the new one
 
 A learner's replacement is connected in the same way, and then waits until the group takes it in (`driver.formation`).
 """

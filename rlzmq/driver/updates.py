@@ -1,6 +1,6 @@
 """Updates: the pipeline of a serial run, the result of an update, and the account of all env steps.
 
-    runner.sample_lease ──fragments──► batch ──► learner.update ──weights v+1──► runner
+    runner.take_fragment ──fragments──► batch ──► learner.update ──weights v+1──► runner
 
 The broker's function also plans these leases, and connector states are merged at the same point. A run with one runner
 and one learner process therefore trains on the same numbers.

@@ -9,9 +9,9 @@ One update, in this order::
     for each minibatch:
         forward_train
         compute_losses → compute_loss_for_module, or the module's self-supervised loss
-        compute_gradients                   one backward pass of the losses' sum; ranks.average_gradients
-        postprocess_gradients → postprocess_gradients_for_module: norms, clipping
-        apply_gradients                     every optimizer's step
+        compute_gradients                   optimizers.backward: one pass of the losses' sum; ranks.average_gradients
+        postprocess_gradients → postprocess_gradients_for_module: optimizers.clip
+        apply_gradients                     optimizers.step, unless a gradient is not finite
     after_gradient_based_update(timesteps)  once
     ranks.commit_update                     all ranks took the same steps, or none keeps the update
 

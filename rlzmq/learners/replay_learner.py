@@ -1,4 +1,4 @@
-"""ReplayLearner: base class of learners that draw from a replay buffer (DQN, SAC)."""
+"""ReplayLearner: base class of learners that draw from a replay buffer (DQN, SAC, TQC, TD3)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""TargetNetworkUpdates, TargetNetworkLearner: bases of learners with target networks (APPO; DQN, SAC, CQL, IQL)."""
+"""TargetNetworkUpdates, TargetNetworkLearner: bases of learners with target networks (APPO; off-policy ones; IQL)."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """The runner role: an EnvRunner in its own process, sampling under leases.
 
                 event loop                              sampler thread
-broker ──LEASE──►  RunnerLink ──one lease──►  env_runner.sample_lease
+broker ──LEASE──►  RunnerLink ──one lease──►  env_runner.take_fragment
 broker ◄─FRAGMENT─ RunnerLink ◄─one fragment─  (columns are the frames)
 broker ──weights─► RunnerLink   newest snapshot, loaded between two leases
 

@@ -2,9 +2,10 @@
 
 How ``episode_return_mean`` comes about::
 
-    a sampler                adds each chunk's rewards to `EpisodeTotals`, and ended episodes to `FinishedEpisodes`
-    EnvRunner._meta_of       sends those of a fragment with it, as `FragmentMeta`
-    add_fragment_metas       in the driver: logs them in the order of the fragments (`EpisodeMetrics.add_fragment`)
+    a sampler                sums each chunk's rewards (`sampler.OngoingEpisodes`; with episodes `EpisodeTotals`), and
+                             adds the returns of ended episodes to `FinishedEpisodes`
+    EnvRunner._meta_of       sends these with the fragment, as `FragmentMeta`
+    Iterations.add_update    in the driver: passes the fragments' metas to `EpisodeMetrics.add_fragment`, in order
     EpisodeMetrics.reduce    the mean over the newest ``metrics_num_episodes_for_smoothing`` episodes
 """
 
@@ -65,7 +66,7 @@ _STATISTICS = [
 
 
 class FragmentMeta(TypedDict, total=False):
-    """What a runner says of a fragment: plain values, so that they can be sent.
+    """Metadata that a runner sends with a fragment, as plain values.
 
     Attributes:
         worker_index, incarnation: The runner.

@@ -4,8 +4,8 @@ Per vector step: modules -> module-to-env pipeline -> env step -> episodes -> en
 what an episode is meanwhile: rows of columns (RowsSampler), an object for connector pieces and callbacks that need one
 (EpisodeSampler), or row numbers of several agents (AgentsRowsSampler). All of them give identical numbers.
 
-RowsSampler creates nothing per environment or per episode: outputs, rewards, flags and observations of a vector step
-are written into columns. The episodes are found from the flags when the fragment is complete.
+RowsSampler creates nothing per environment or per episode: `_to_env` writes a vector step's outputs into columns,
+`_add` its rewards and observations. `_finish` finds the episodes from the flags when the fragment is complete.
 
 A fragment's columns are env-major, ``[num_envs, num_slots, ...]`` with ``num_slots = lookback + T + 1``.
 Slot ``lookback`` holds the observations at the fragment's begin; the slots before it are the last ``lookback`` slots of

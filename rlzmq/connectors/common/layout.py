@@ -679,6 +679,8 @@ class AddOneTsToEpisodesAndTruncate(ConnectorV2):
     ``loss_mask`` (False at that step), ``terminateds`` and ``truncateds`` (True at most at the last real step) are
     added. A chunk that is not done is marked as truncated. Chunks without steps are unchanged.
 
+    The pipeline's last piece (`WholeBatchEstimator`) bootstraps from the extra row's value: `ChunkRows.bootstrap_C`.
+
     The given episodes are extended in place (ids are kept). In a LearnerConnectorPipeline these are private copies, so
     the caller's episodes do not change.
     """

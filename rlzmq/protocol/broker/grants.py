@@ -1,4 +1,13 @@
-"""Granting of leases: which runner samples next, how much, and with which weights."""
+"""Granting of leases: which runner samples next, how much, and with which weights.
+
+After every event (`BrokerCore._finish`), `Grants.progress` grants what has become possible::
+
+    S = 0     _grant_exact    what the open update's batch still lacks, in lengths by `core.update_plan.plan_lease`
+    S >= 1    _grant_ahead    what the slots of `core.update_plan.step_allowance` leave free, with the newest weights
+    both      _grant          the runner with the fewest leases comes first, then the one served longest ago
+
+A lease ends with its fragment (`intake`), when its runner returns it or is lost, or in `expire`.
+"""
 
 from __future__ import annotations
 

@@ -12,10 +12,10 @@ The way of new weights, in order::
 
     rank 0    LearnerLink._snapshot          flattens them, after the last optimizer step of an update
               LearnerCore.new_weights        sends them as WEIGHTS
-    broker    BrokerState.put_weights        keeps the newest and publishes them
+    broker    PublishedState.put_weights     keeps the newest and publishes them
     runner    RunnerLink._on_weights         receives them, or SNAPSHOT
               WeightsReceiver.offer          takes them if they are newer and their digest is right
-              StartLease                     brings them with the next lease
+              RunnerCore._next_lease         puts them into StartLease
               RunnerLink._load               loads them on the sampler thread (EnvRunner.set_weights)
 """
 

@@ -12,6 +12,9 @@ belongs to one environment, so it stays with one rank.
 An update that a rank has trained, or was told to train, is kept, even if an earlier broker planned it. All other
 updates are released and planned again for the current group.
 
+Steps too old to be trained are dropped, with a counted reason: "surplus" is what arrives after its on-policy batch is
+complete (`_drop_surplus`), "stale" what is older than `max_policy_lag` (`_plan_next`).
+
 A committed update is reported once, and the report repeated until it is confirmed. It carries the metas of fragments
 that ended since the last one, and their runners' watermarks. Once the driver has it, runners may forget those
 fragments, and learners the update.
