@@ -6,7 +6,7 @@ import copy
 import time
 import weakref
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, TypeAlias, overload
 
@@ -20,6 +20,7 @@ from rlzmq.connectors.rows import RowsContext, TrainRows
 from rlzmq.core.checkpoint import find_inside
 from rlzmq.core.errors import ConfigurationError
 from rlzmq.core.synonyms import did_you_mean
+from rlzmq.core.tree import tree_map
 from rlzmq.core.trust import CALLER, find_code
 from rlzmq.episodes.columns import Columns
 
@@ -65,7 +66,6 @@ class ConnectorPipelineV2(ConnectorV2):
         timers: Piece, by its id -> [number of calls, total seconds]; empty if no piece was called.
         time_pieces: Whether every piece is really called, to be timed. Off by default, because the pipeline then does
             not run on rows, which reduces the sampling speed.
-        after_piece: Called with each piece's name and the batch that it returned, for debugging; None: off.
     """
 
     @classmethod
@@ -108,7 +108,6 @@ class ConnectorPipelineV2(ConnectorV2):
         self._fits_rows = False
         self.time_pieces = False
         self.timers: dict[int, list[float]] = {}
-        self.after_piece: Callable[[str, dict[str, Any]], None] | None = None
         # The pipeline that contains this one.
         self._outer: weakref.ref[ConnectorPipelineV2] | None = None
         super().__init__(input_observation_space, input_action_space)
@@ -165,8 +164,6 @@ class ConnectorPipelineV2(ConnectorV2):
             timer = self.timers.setdefault(id(piece), [0, 0.0])
             timer[0] += 1
             timer[1] += time.perf_counter() - start_s
-            if self.after_piece is not None:
-                self.after_piece(self.piece_names[index], batch)
         return batch
 
     def _where(self, index: int) -> str:
@@ -192,17 +189,12 @@ class ConnectorPipelineV2(ConnectorV2):
         self.timers.clear()
         return timers
 
-    @property
-    def watches_pieces(self) -> bool:
-        """Whether pieces must really be called one by one."""
-        return self.time_pieces or self.after_piece is not None
-
     # -- rows -----------------------------------------------------------------------------------
 
     @property
     def on_rows(self) -> bool:
         """Whether the pipeline runs on rows (see `rlzmq.connectors.rows`) instead of calling pieces with episodes."""
-        return self._fits_rows and not self.time_pieces and self.after_piece is None
+        return self._fits_rows and not self.time_pieces
 
     def _find_row_form(self) -> bool:
         """Return whether all pieces work on rows, in this order; subclasses note what the row form needs."""
@@ -242,37 +234,22 @@ class ConnectorPipelineV2(ConnectorV2):
         """
         import torch
 
-        shared_data = dict(shared_data or {})
-        generator = shared_data.pop("generator", None)
-        trial_data = _copied(shared_data)
-        if generator is not None:
-            trial_data["generator"] = generator.clone_state()
-        trial_batch = _copied(batch) or {}
-        trial = copy.deepcopy(self)
-        trial.time_pieces = False
+        trial, episodes = copy.deepcopy((self, list(episodes)))
+        batch, shared_data = (tree_map(_copied, data or {}) for data in (batch, shared_data))
         num = f"{len(episodes)} episode{'' if len(episodes) == 1 else 's'}"
-        lines = [
-            f"{type(self).__name__}: {len(self)} pieces, {num}",
-            "input batch:",
-            *describe_batch(trial_batch),
-        ]
-
-        def after_piece(name: str, new_batch: Any) -> None:
-            number = sum(line.startswith("after ") for line in lines) + 1
-            lines.extend([f"after {number}. {name}:", *describe_batch(new_batch)])
-
-        trial.after_piece = after_piece
+        lines = [f"{type(self).__name__}: {len(self)} pieces, {num}", "input batch:", *describe_batch(batch)]
+        arguments = {
+            "rl_module": rl_module,
+            "episodes": private_copies(episodes),
+            "explore": explore,
+            **kwargs,
+        }
         # Pieces without their own generator use torch's global one.
         gpus = [torch.cuda.current_device()] if torch.cuda.is_initialized() else []  # type: ignore[no-untyped-call]
         with torch.random.fork_rng(gpus):
-            trial(
-                rl_module=rl_module,
-                batch=trial_batch,
-                episodes=copy.deepcopy(list(episodes)),
-                explore=explore,
-                shared_data=trial_data,
-                **kwargs,
-            )
+            for index, name in enumerate(self.piece_names):
+                batch = trial.run_pieces(index, index + 1, batch=batch, shared_data=shared_data, **arguments)
+                lines += [f"after {index + 1}. {name}:", *describe_batch(batch)]
         text = "\n".join(lines)
         if print_it:
             print(text)
@@ -543,8 +520,8 @@ class EnvToModulePipeline(ConnectorPipelineV2):
 
     @property
     def num_own_pieces(self) -> int | None:
-        """Number of pieces before those that only lay out the batch; None if they are incomplete, or watched."""
-        if self.watches_pieces:
+        """Number of pieces before those that only lay out the batch; None if they are incomplete, or timed."""
+        if self.time_pieces:
             return None
         num, last = len(self.connectors), LAST_STAGE + 1
         for piece in reversed(self.connectors):
@@ -684,18 +661,9 @@ def _checked(piece: object) -> ConnectorV2:
     return piece
 
 
-def _copied(data: Any) -> Any:
-    """Return a deep copy with detached tensors, since torch deep-copies only leaf tensors."""
-    tensors = [value for value in _leaves(data) if hasattr(value, "detach")]
-    return copy.deepcopy(data, {id(tensor): tensor.detach().clone() for tensor in tensors})
-
-
-def _leaves(data: Any) -> Iterator[Any]:
-    if isinstance(data, dict | list | tuple):
-        for part in data.values() if isinstance(data, dict) else data:
-            yield from _leaves(part)
-    else:
-        yield data
+def _copied(leaf: Any) -> object:
+    """Return a deep copy; torch copies only detached tensors."""
+    return copy.deepcopy(leaf.detach() if hasattr(leaf, "detach") else leaf)
 
 
 def describe_batch(data: Any, indent: int = 2) -> list[str]:

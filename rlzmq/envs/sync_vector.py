@@ -347,7 +347,7 @@ class LeanSyncVectorEnv(SyncVectorEnv):
     def reset(
         self, *, seed: int | list[int | None] | None = None, options: dict[str, Any] | None = None
     ) -> tuple[Any, dict[str, Any]]:
-        """Reset as Gymnasium's vector envs do, including ``options["reset_mask"]``."""
+        """Reset as Gymnasium's vector envs do; all environments, since they reset themselves."""
         if isinstance(seed, int):
             seeds: list[int | None] = [seed + index for index in range(self.num_envs)]
         elif seed is None:
@@ -356,12 +356,7 @@ class LeanSyncVectorEnv(SyncVectorEnv):
             seeds = list(seed)
         if len(seeds) != self.num_envs:
             raise ValueError(f"reset: expected {self.num_envs} seeds, one per environment, got {len(seeds)}.")
-        options = dict(options) if options else options
-        mask = options.pop("reset_mask", None) if options else None
-        if mask is None:
-            observations, infos = self.reset_sparse(seeds, options)
-        else:
-            observations, infos = self._reset_some(np.asarray(mask), seeds, options)
+        observations, infos = self.reset_sparse(seeds, options)
         return self._public(observations), self._dense_infos(infos)
 
     def step(
@@ -404,24 +399,6 @@ class LeanSyncVectorEnv(SyncVectorEnv):
         observation, info = replaced(self, index, where, error, self.history.restart)
         self.failed.append(index)
         return observation, info
-
-    def _reset_some(
-        self, mask: NDArray[np.bool_], seeds: list[int | None], options: dict[str, Any] | None
-    ) -> tuple[Any, SparseInfos]:
-        if mask.dtype != np.bool_ or mask.shape != (self.num_envs,) or not mask.any():
-            raise ValueError(
-                f"options['reset_mask']: expected {self.num_envs} bools with at least one True, got "
-                f"{mask.dtype} of shape {mask.shape}."
-            )
-        infos: SparseInfos = {}
-        for index in np.flatnonzero(mask).tolist():
-            self._begin(index, self.envs[index], seeds[index], options)
-            self._latest_obs[index], info = self.envs[index].reset(seed=seeds[index], options=options)
-            self.needs_reset[index] = False
-            self._terminated_buffer[index] = self._truncated_buffer[index] = False
-            if info:
-                infos[index] = info
-        return self._gather(), infos
 
     def _public(self, observations: object) -> object:
         return deepcopy(observations) if self.copy else observations

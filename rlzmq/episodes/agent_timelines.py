@@ -13,11 +13,10 @@ step ``obs_env_ts[k]``.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Final, NamedTuple
 
 from rlzmq.core.errors import MultiAgentEnvError
-from rlzmq.core.plain import NotPlainError, from_plain, to_plain
 from rlzmq.episodes.step_values import REWARD_TYPES, add_up, as_reward, can_add_up, checked_flags, kept_reward
 
 __all__ = [
@@ -27,8 +26,6 @@ __all__ = [
     "AgentTrack",
     "Pending",
     "Timeline",
-    "timeline_from_plain",
-    "timeline_to_plain",
 ]
 
 ALL_AGENTS: Final = "__all__"
@@ -152,6 +149,7 @@ class AgentEvent(NamedTuple):
     truncated: bool = False
 
 
+@dataclass(slots=True)
 class Timeline:
     """The agents' tracks between two env steps.
 
@@ -166,30 +164,29 @@ class Timeline:
         is_terminated, is_truncated: Whether the whole episode is done.
     """
 
-    env_t: int
+    env_t_started: int = 0
+    lookback: int = 0
+    env_t: int = field(init=False)
+    tracks: dict[Any, AgentTrack] = field(default_factory=dict)
+    departed: dict[Any, tuple[bool, bool, int]] = field(default_factory=dict)
+    early_rewards: dict[Any, Any] = field(default_factory=dict)
+    repeated: set[Any] = field(default_factory=set)
+    is_terminated: bool = False
+    is_truncated: bool = False
 
-    __slots__ = (
-        "departed",
-        "early_rewards",
-        "env_t",
-        "env_t_started",
-        "is_terminated",
-        "is_truncated",
-        "lookback",
-        "repeated",
-        "tracks",
-    )
+    def __post_init__(self) -> None:
+        self.env_t = self.env_t_started
 
-    def __init__(self, env_t_started: int = 0, lookback: int = 0) -> None:
-        self.env_t_started: int = env_t_started
-        self.env_t = env_t_started
-        self.lookback: int = lookback
-        self.tracks: dict[Any, AgentTrack] = {}
-        self.departed: dict[Any, tuple[bool, bool, int]] = {}
-        self.early_rewards: dict[Any, Any] = {}
-        self.repeated: set[Any] = set()
-        self.is_terminated: bool = False
-        self.is_truncated: bool = False
+    @classmethod
+    def from_state(cls, state: Mapping[str, Any]) -> Timeline:
+        """Return the timeline of a state from `dataclasses.asdict`."""
+        timeline = cls(state["env_t_started"], state["lookback"])
+        for name, value in state.items():
+            setattr(timeline, name, value)
+        timeline.tracks = {agent_id: AgentTrack(**track) for agent_id, track in state["tracks"].items()}
+        for track in timeline.tracks.values():
+            track.pending = None if track.pending is None else Pending(**track.pending)
+        return timeline
 
     @property
     def is_done(self) -> bool:
@@ -455,54 +452,3 @@ def _each_once(sources: Iterable[Mapping[Any, Any]]) -> dict[Any, None]:
 def _given(observation: object, action: object, reward: object, info: object) -> str:
     named = {"observation": observation, "action": action, "reward": reward, "info": info}
     return ", ".join(f"{name} {value!r}" for name, value in named.items() if value is not None)
-
-
-_FACTS = ("env_t_started", "env_t", "lookback", "is_terminated", "is_truncated", "departed", "early_rewards")
-
-
-def timeline_to_plain(timeline: Timeline, where: str) -> dict[str, Any]:
-    """Return a timeline as plain values, or as ``{"objects": …}`` if a hanging action or reward has no plain form."""
-    tracks = []
-    for agent_id, track in timeline.tracks.items():
-        values = {each.name: getattr(track, each.name) for each in fields(track)}
-        if track.pending is not None:
-            outputs = dict(track.pending.extra_model_outputs)
-            values["pending"] = {"action": track.pending.action, "outputs": outputs}
-        if track.output_keys is not None:
-            values["output_keys"] = sorted(track.output_keys)
-        tracks.append([agent_id, values])
-    data = {**{name: getattr(timeline, name) for name in _FACTS}, "tracks": tracks}
-    try:
-        plain: dict[str, Any] = to_plain(data, where)
-    except NotPlainError:
-        return {"objects": data}
-    return plain
-
-
-def timeline_from_plain(plain: Mapping[str, Any]) -> Timeline:
-    """Return the timeline from a result of `timeline_to_plain`.
-
-    Raises:
-        ValueError: The value is not a timeline, or its numbers contradict each other.
-    """
-    timeline = Timeline()
-    try:
-        data = plain["objects"] if "objects" in plain else from_plain(plain)
-        for name in _FACTS:
-            setattr(timeline, name, type(getattr(timeline, name))(data[name]))
-        for agent_id, values in data["tracks"]:
-            track = AgentTrack(**{**values, "pending": None, "output_keys": None})
-            if values["pending"] is not None:
-                pending = values["pending"]
-                track.pending = Pending(pending["action"], dict(pending["outputs"]))
-            if values["output_keys"] is not None:
-                track.output_keys = frozenset(map(str, values["output_keys"]))
-            timeline.tracks[agent_id] = track
-        is_sound = timeline.env_t >= timeline.env_t_started and all(
-            track.obs_env_ts for track in timeline.tracks.values()
-        )
-    except (KeyError, TypeError, AttributeError) as error:
-        raise ValueError(f"expected a timeline, got one with a wrong field: {error!r}.") from error
-    if not is_sound:
-        raise ValueError("expected a timeline with env_t >= env_t_started and an observation per agent.")
-    return timeline

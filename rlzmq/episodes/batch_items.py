@@ -1,11 +1,10 @@
 """Batches of episodes, and episodes of batches: columns are stacked from episodes, and items are views of columns.
 
-The parts of an item are created on access, and changes to them are detected.
+The parts of an item are created on access.
 """
 
 from __future__ import annotations
 
-import operator
 from typing import Any, TypeVar
 
 import gymnasium as gym
@@ -14,7 +13,6 @@ import numpy as np
 from rlzmq.core.spaces import space_filler
 from rlzmq.core.tree import (
     tree_flatten,
-    tree_leaves,
     tree_map,
     tree_stack,
     tree_zeros_like,
@@ -28,7 +26,7 @@ from rlzmq.episodes.multi_agent_episode import MultiAgentEpisode
 from rlzmq.episodes.single_agent_episode import SingleAgentEpisode
 from rlzmq.episodes.step_values import as_rewards
 
-__all__ = ["SharedColumns", "from_episodes", "is_changed", "kind_of", "new_item"]
+__all__ = ["SharedColumns", "from_episodes", "kind_of", "new_item"]
 
 B = TypeVar("B", bound=BatchColumns)
 
@@ -199,9 +197,6 @@ def _initial_states(episodes: list[SingleAgentEpisode]) -> object:
 def _sparse_infos(episodes: list[SingleAgentEpisode], offsets: list[int]) -> dict[int, dict[str, Any]]:
     sparse: dict[int, dict[str, Any]] = {}
     for episode, offset in zip(episodes, offsets, strict=True):
-        if (unread := _unread_infos(episode)) is not None:
-            sparse.update((offset + position, info) for position, info in unread.items())
-            continue
         infos = episode.infos.data
         if not _DICT.issuperset(map(type, infos)) or any(infos):
             placed = enumerate(infos, offset)
@@ -353,17 +348,13 @@ class SharedColumns:
         episode.id_ = self.episode_ids[position]
         episode.t_started = t_started
         episode.t = t_started + length
-        episode.agent_id, episode.module_id = self._ids(position)
+        agents = self._agents
+        episode.agent_id, episode.module_id = (
+            _NO_AGENT if agents is None else [None if ids is None else ids[position] for ids in agents]
+        )
         episode.multi_agent_episode_id = None
         episode._source = (self, position, row)
-        episode._created = {}
         return episode
-
-    def _ids(self, position: int) -> tuple[Any, ...]:
-        """Return a chunk's values of `AGENT_LISTS`."""
-        if self._agents is None:
-            return _NO_AGENT
-        return tuple([None if ids is None else ids[position] for ids in self._agents])
 
     def create(self, episode: SingleAgentEpisode, name: str) -> Any:
         """Create the attribute ``name`` of an episode. Buffers are views of the columns.
@@ -372,35 +363,29 @@ class SharedColumns:
             AttributeError: Episodes have no such attribute.
         """
         _, position, row = episode._source
-        value: Any
-        created: Any
-        match name:
-            case "observations":
-                value = created = self._view(Columns.OBS, row, 1, self._observation_space)
-            case "actions":
-                value = created = self._view(Columns.ACTIONS, row, 0, self._action_space)
-            case "rewards":
-                value = created = self._view(Columns.REWARDS, row, 0, REWARD_SPACE)
-            case "extra_model_outputs":
-                created = {extra: self._view(extra, row, 0, None) for extra in self._extra_names}
-                value = dict(created)
-            case "initial_state":
-                state = self._initial_state
-                value = None if state is None else tree_map(lambda leaf: leaf[position], state)
-                created = [value, *tree_leaves(value)]
-            case _:
-                value, created = self._fact(name, position, row), None
-        if created is not None:
-            episode._created[name] = created
+        value = self._value(name, position, row)
         setattr(episode, name, value)
         return value
 
-    def _fact(self, name: str, position: int, row: Row) -> object:
+    def _value(self, name: str, position: int, row: Row) -> Any:
         match name:
+            case "observations":
+                return self._view(Columns.OBS, row, 1, self._observation_space)
+            case "actions":
+                return self._view(Columns.ACTIONS, row, 0, self._action_space)
+            case "rewards":
+                return self._view(Columns.REWARDS, row, 0, REWARD_SPACE)
+            case "extra_model_outputs":
+                return {extra: self._view(extra, row, 0, None) for extra in self._extra_names}
+            case "initial_state":
+                state = self._initial_state
+                return None if state is None else tree_map(lambda leaf: leaf[position], state)
             case "custom_data":
                 return dict(self._custom_data.get(position, ()))
             case "infos":
-                return InfosBuffer._of_list(self._dense_infos(row), row[2], None)
+                slots, infos = range(row[0] - row[2], row[0] + row[1] + 1), self._infos
+                dense = [infos.get(slot, {}) for slot in slots] if infos else [{} for _ in slots]
+                return InfosBuffer._of_list(dense, row[2], None)
             case "_observation_space":
                 return self._observation_space
             case "_action_space":
@@ -421,107 +406,6 @@ class SharedColumns:
             arrays = tree_map(lambda leaf: leaf[first:end], column)
         return InfiniteLookbackBuffer._of_view(arrays, num, lookback, space)
 
-    def _dense_infos(self, row: Row) -> list[Any]:
-        sparse = self._infos
-        slots = range(row[0] - row[2], row[0] + row[1] + 1)
-        return [sparse.get(slot, {}) for slot in slots] if sparse else [{} for _ in slots]
-
-    def sparse_infos(self, row: Row) -> dict[int, dict[str, Any]]:
-        """Return the non-empty infos of a chunk by position, counted from the first one including the lookback part."""
-        begin, end = row[0] - row[2], row[0] + row[1] + 1
-        return {slot - begin: self._infos[slot] for slot in self._infos if begin <= slot < end}
-
-    def differs(self, episode: SingleAgentEpisode, position: int, row: Row) -> bool:
-        """Return whether an episode created here has changed."""
-        _, length, lookback, t_started, terminated, truncated, _ = row
-        facts = (self.episode_ids[position], *self._ids(position), t_started, t_started + length)
-        if (terminated, truncated) != (episode.is_terminated, episode.is_truncated) or facts != (
-            episode.id_,
-            episode.agent_id,
-            episode.module_id,
-            episode.t_started,
-            episode.t,
-        ):
-            return True
-        read = _values(episode)
-        created = episode._created
-        for name in ("observations", "actions", "rewards"):
-            if name in read and (
-                read[name] is not created.get(name)
-                or not _is_view(read[name], lookback, length + (name == "observations"))
-            ):
-                return True
-        if "extra_model_outputs" in read:
-            extras, created_extras = read["extra_model_outputs"], created.get("extra_model_outputs", {})
-            if extras.keys() != created_extras.keys() or any(
-                buffer is not created_extras[name] or not _is_view(buffer, lookback, length)
-                for name, buffer in extras.items()
-            ):
-                return True
-        if "initial_state" in read:
-            state = read["initial_state"]
-            if not _are_same([state, *tree_leaves(state)], created.get("initial_state", [None])):
-                return True
-        if "custom_data" in read:
-            before = self._custom_data.get(position, {})
-            if not _are_same(
-                [*read["custom_data"], *read["custom_data"].values()], [*before, *before.values()]
-            ):
-                return True
-        if "infos" not in read:
-            return False
-        infos, infos_before = read["infos"].data, self._dense_infos(row)
-        return len(infos) != len(infos_before) or any(
-            info is not old and bool(info or old) for info, old in zip(infos, infos_before, strict=True)
-        )
-
-
-_PARTS = (
-    "observations",
-    "actions",
-    "rewards",
-    "extra_model_outputs",
-    "initial_state",
-    "custom_data",
-    "infos",
-)
-_SLOTS: dict[str, Any] = {name: getattr(SingleAgentEpisode, name) for name in _PARTS}
-
-
-def _values(episode: SingleAgentEpisode) -> dict[str, Any]:
-    """Return the parts of an episode that have been read or set."""
-    values = {}
-    for name, slot in _SLOTS.items():
-        try:
-            values[name] = slot.__get__(episode)
-        except AttributeError:
-            continue
-    return values
-
-
-def is_changed(episode: Any) -> bool:
-    """Return whether an item of an `EpisodeBatch` differs from the batch's columns and tables."""
-    if isinstance(episode, MultiAgentEpisode):
-        values, objects = episode._source
-        values_now, objects_now = _facts_of_agents(episode)
-        return (
-            values_now != values
-            or not _are_same(objects_now, objects)
-            or any(map(is_changed, episode.agent_episodes.values()))
-        )
-    shared, position, row = episode._source
-    return bool(shared.differs(episode, position, row))
-
-
-def _unread_infos(episode: SingleAgentEpisode) -> dict[int, dict[str, Any]] | None:
-    """Return an episode's non-empty infos by position if they are still the batch's, otherwise None."""
-    try:
-        _SLOTS["infos"].__get__(episode)
-    except AttributeError:
-        shared, _, row = episode._source
-        return dict(shared.sparse_infos(row))
-    return None
-
 
 def new_item(batch: BatchColumns, position: int) -> Any:
     """Return a chunk as an episode."""
@@ -531,21 +415,6 @@ def new_item(batch: BatchColumns, position: int) -> Any:
 def _new_episode(batch: BatchColumns, position: int) -> SingleAgentEpisode:
     row: Any = tuple(getattr(batch, name).item(position) for name in TABLE)
     return SharedColumns(batch).episode(position, row)
-
-
-def _is_view(buffer: InfiniteLookbackBuffer, lookback: int, num: int) -> bool:
-    """Return whether a buffer is still a view of other arrays, with as many items as at its creation."""
-    return (
-        buffer._items is None
-        and buffer.lookback == lookback
-        and buffer._num == lookback + num
-        and all(leaf.base is not None for leaf in tree_leaves(buffer._arrays))
-    )
-
-
-def _are_same(left: list[Any], right: list[Any]) -> bool:
-    """Return whether two lists have the same objects."""
-    return len(left) == len(right) and all(map(operator.is_, left, right))
 
 
 # -- items of several agents --------------------------------------------------------------------------
@@ -591,19 +460,4 @@ def _new_episode_of_agents(batch: BatchColumns, e: int) -> MultiAgentEpisode:
     episode._timeline = timeline
     episode.custom_data = dict(batch.custom_data.get(e, ()))
     episode._duration_s = 0.0 if batch.duration_s is None else float(batch.duration_s[e])
-    episode._source = _facts_of_agents(episode)
     return episode
-
-
-def _facts_of_agents(episode: MultiAgentEpisode) -> tuple[list[Any], list[Any]]:
-    """Return what tells whether an episode of several agents was changed: values, and objects (ids are reused)."""
-    values = [
-        episode.id_,
-        episode.env_t_started,
-        episode.env_t,
-        episode.is_terminated,
-        episode.is_truncated,
-        *episode.agent_episodes,
-        *episode.custom_data,
-    ]
-    return values, [*episode.agent_episodes.values(), *episode.custom_data.values()]

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from rlzmq.core.tree import tree_rows
 from rlzmq.episodes import episode_wire
 from rlzmq.episodes.batch_columns import AGENT_LISTS, TABLE, BatchColumns, chosen_positions
-from rlzmq.episodes.batch_items import SharedColumns, from_episodes, is_changed, new_item
+from rlzmq.episodes.batch_items import SharedColumns, from_episodes, new_item
 from rlzmq.episodes.columns import Columns
 
 __all__ = ["EpisodeBatch", "concat_joined", "join_chunks"]
@@ -157,7 +157,7 @@ class EpisodeBatch(BatchColumns):
         return episode
 
     def updated(self) -> EpisodeBatch:
-        """Return this batch or, if the list or an item was changed, a new one with the changes.
+        """Return this batch or, if its list was changed or an item was looked at, a new one of its items.
 
         Raises:
             ValueError: The items do not fit together; see `from_episodes`.
@@ -166,7 +166,7 @@ class EpisodeBatch(BatchColumns):
             batch = EpisodeBatch.from_episodes(self)
         else:
             tracked = self._tracked
-            if not any(map(is_changed, tracked.values())):
+            if not tracked:
                 return self
             batch = EpisodeBatch.from_episodes(
                 tracked[i] if i in tracked else self.new_item(i) for i in range(len(self))

@@ -57,7 +57,6 @@ class EpisodeColumns:
 
     __slots__ = (
         "_action_space",
-        "_created",
         "_observation_space",
         "_source",
         "actions",
@@ -74,16 +73,15 @@ class EpisodeColumns:
     rewards: InfiniteLookbackBuffer
     extra_model_outputs: dict[str, InfiniteLookbackBuffer]
     infos: InfiniteLookbackBuffer
-    # Only episodes on shared columns have these: the `SharedColumns` that create their other attributes, the episode's
-    # position and row in them, and which attributes have been created.
+    # Only episodes on shared columns have this: the `SharedColumns` that create their other attributes, and their
+    # position and row in them.
     _source: tuple[Any, int, Any]
-    _created: dict[str, Any]
     _observation_space: gym.Space[Any] | None
     _action_space: gym.Space[Any] | None
 
     def __getattr__(self, name: str) -> Any:
         """Create an attribute of an episode on shared columns at its first use."""
-        if name in ("_source", "_created") or name.startswith("__"):
+        if name == "_source" or name.startswith("__"):
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
         try:
             source = self._source[0]

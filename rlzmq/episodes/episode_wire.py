@@ -31,13 +31,12 @@ import numpy as np
 import optree
 
 from rlzmq.core.errors import ProtocolError, refuses_as
-from rlzmq.core.plain import checked_dtype, from_plain, to_plain
+from rlzmq.core.plain import NotPlainError, checked_dtype, from_plain, to_plain
 from rlzmq.episodes.agent_timelines import Pending
 from rlzmq.episodes.batch_columns import ID_LISTS, BatchColumns, ragged_arange
 from rlzmq.episodes.columns import Columns
-from rlzmq.episodes.single_agent_episode import plain_infos
 
-__all__ = ["FrameReader", "from_wire", "to_wire", "tree_spec"]
+__all__ = ["FrameReader", "from_wire", "to_wire"]
 
 MAX_ARRAYS = 1024
 MAX_DEPTH = 16
@@ -114,7 +113,7 @@ class FrameReader:
         return array if array.flags.aligned else array.copy()
 
     def tree(self, spec: object, lead: int, where: str, depth: int = 0) -> Any:
-        """Return the next frames as the tree of a spec from `tree_spec`, leaves ``[lead, *item_shape]``."""
+        """Return the next frames as the tree of a spec from `_spec`, leaves ``[lead, *item_shape]``."""
         if depth > MAX_DEPTH:
             raise ProtocolError(f"{where}: expected a tree at most {MAX_DEPTH} deep.")
         if isinstance(spec, dict):
@@ -215,14 +214,14 @@ def _write(batch: BatchColumns, frames: list[np.ndarray]) -> tuple[dict[str, Any
     columns = []
     for name, column in batch.columns.items():
         try:
-            columns.append([name, tree_spec(column, frames, slice(low, high))])
+            columns.append([name, _spec(column, frames, slice(low, high))])
         except ValueError as error:
             raise ValueError(f"EpisodeBatch, column {name!r}: {error}") from None
     header = {
         "num_slots": high - low,
         "num_chunks": len(batch),
         "columns": columns,
-        "initial_state": None if batch.initial_state is None else tree_spec(batch.initial_state, frames),
+        "initial_state": None if batch.initial_state is None else _spec(batch.initial_state, frames),
     }
     return header, num_left_out
 
@@ -256,13 +255,13 @@ def _text(batch: BatchColumns, low: int, high: int) -> tuple[bytes, int]:
     infos, num_left_out = [], 0
     for slot, info in batch.infos.items():
         if low <= slot < high:
-            plain, left_out = plain_infos(info) if isinstance(info, dict) else ({}, 1)
+            plain, left_out = _plain_infos(info) if isinstance(info, dict) else ({}, 1)
             num_left_out += left_out
             if plain:
                 infos.append([slot - low, plain])
     custom_data = []
     for chunk, data in batch.custom_data.items():
-        plain, left_out = plain_infos(data)
+        plain, left_out = _plain_infos(data)
         num_left_out += left_out
         if plain:
             custom_data.append([chunk, plain])
@@ -275,6 +274,21 @@ def _text(batch: BatchColumns, low: int, high: int) -> tuple[bytes, int]:
     return msgpack.packb(text), num_left_out
 
 
+def _plain_infos(infos: dict[Any, Any]) -> tuple[Any, int]:
+    """Return the entries of an info dict that have a plain form, and the number of those left out."""
+    try:
+        return to_plain(infos, "infos"), 0
+    except NotPlainError:
+        kept: dict[Any, Any] = {}
+        for key, value in infos.items():
+            try:
+                to_plain({key: value}, "infos")
+            except NotPlainError:
+                continue
+            kept[key] = value
+        return to_plain(kept), len(infos) - len(kept)
+
+
 def _plain_leftovers(left: dict[str, Any]) -> object:
     plain = dict(left)
     if (pending := left.get("pending")) is not None:
@@ -284,16 +298,12 @@ def _plain_leftovers(left: dict[str, Any]) -> object:
     return to_plain(plain, "leftovers")
 
 
-def tree_spec(tree: object, frames: list[np.ndarray], slots: slice = slice(None)) -> Any:
+def _spec(tree: object, frames: list[np.ndarray], slots: slice = slice(None), depth: int = 0) -> object:
     """Return the spec of a tree of arrays, and append their contiguous memory to ``frames``.
 
     Raises:
         ValueError: A dtype, key or depth cannot be sent.
     """
-    return _spec(tree, frames, slots, 0)
-
-
-def _spec(tree: object, frames: list[np.ndarray], slots: slice, depth: int) -> object:
     if depth > MAX_DEPTH:
         raise ValueError(f"expected trees nested at most {MAX_DEPTH} deep to send.")
     if isinstance(tree, dict):

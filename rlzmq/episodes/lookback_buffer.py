@@ -11,12 +11,11 @@ import copy
 import math
 import operator
 from collections.abc import Iterator, Sequence
-from typing import Any, cast
+from typing import Any, Self, cast
 
 import gymnasium as gym
 import numpy as np
 
-from rlzmq.core.plain import NotPlainError, from_plain, to_plain
 from rlzmq.core.spaces import one_hot, space_filler
 from rlzmq.core.tree import (
     check_same_structure,
@@ -623,30 +622,13 @@ class InfiniteLookbackBuffer:
     # -- state ----------------------------------------------------------------------------------------
 
     def get_state(self) -> dict[str, Any]:
-        """Return the buffer as plain values, which msgpack can pack. The space is not included.
+        """Return a copy of the items and the number of those in the lookback part, without the space."""
+        return {"data": copy.deepcopy(self.data), "lookback": self.lookback}
 
-        Items without a plain form (instances of any class) are included unchanged, under ``"objects"`` instead of
-        ``"data"``. Such a state can be copied and pickled, but not packed.
-        """
-        state = {"finalized": self.finalized, "lookback": self.lookback}
-        try:
-            return {**state, "data": to_plain(self.data, "data")}
-        except NotPlainError:
-            return {**state, "objects": tree_map(copy.copy, self.data)}
-
-    @staticmethod
-    def from_state(state: dict[str, Any], space: gym.Space[Any] | None = None) -> InfiniteLookbackBuffer:
-        """Return the buffer of a state from `get_state`.
-
-        Raises:
-            ValueError: The state does not come from `get_state`.
-        """
-        data = state["objects"] if "objects" in state else from_plain(state["data"])
-        if state["finalized"] == isinstance(data, list):
-            raise ValueError(
-                f"expected {'arrays' if state['finalized'] else 'a list'}, got {type(data).__name__}."
-            )
-        return InfiniteLookbackBuffer(data, state["lookback"], space)
+    @classmethod
+    def from_state(cls, state: dict[str, Any], space: gym.Space[Any] | None = None) -> Self:
+        """Return the buffer of a state from `get_state`."""
+        return cls(state["data"], state["lookback"], space)
 
     def __getstate__(self) -> dict[str, Any]:
         return {"data": self.data, "lookback": self.lookback, "space": self.space}

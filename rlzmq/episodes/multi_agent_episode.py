@@ -8,14 +8,12 @@ import time
 import uuid
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import Any, cast
 
 import gymnasium as gym
 
 from rlzmq.core.errors import MultiAgentEnvError
-from rlzmq.core.plain import from_plain, to_plain
-from rlzmq.core.spaces import space_from_plain, space_to_plain
 from rlzmq.episodes.agent_timelines import (
     ALL_AGENTS,
     LAST_OBSERVATION,
@@ -23,8 +21,6 @@ from rlzmq.episodes.agent_timelines import (
     AgentTrack,
     Pending,
     Timeline,
-    timeline_from_plain,
-    timeline_to_plain,
 )
 from rlzmq.episodes.columns import default_agent_to_module_mapping_fn
 from rlzmq.episodes.episode_columns import located
@@ -86,7 +82,6 @@ class MultiAgentEpisode(MultiAgentGetters):
     """
 
     SKIP_ENV_TS_TAG = "S"
-    _source: tuple[list[Any], list[Any]]  # of a batch's items, see `batch_items.is_changed`
 
     def __init__(
         self,
@@ -760,31 +755,19 @@ class MultiAgentEpisode(MultiAgentGetters):
     # -- state --------------------------------------------------------------------------------------
 
     def get_state(self) -> dict[str, Any]:
-        """Return the whole episode as plain values, which msgpack can pack.
+        """Return a copy of the whole episode as a dict of lists, arrays and other values.
 
-        The state contains the mapping function itself under ``"agent_to_module_mapping_fn"``. Remove it before
-        packing the state (`from_state` then uses the default function; known agents keep their modules). Columns of
-        objects without a plain form are included unchanged.
-
-        Raises:
-            NotPlainError: A value of ``custom_data`` has no plain form; the text names its path.
+        It contains the mapping function itself under ``"agent_to_module_mapping_fn"``. Remove it before pickling the
+        state (`from_state` then uses the default function; known agents keep their modules).
         """
-        where = f"episode {self.id_!r}"
-        spaces = {
-            name: [
-                [to_plain(agent_id), space_to_plain(space)] for agent_id, space in getattr(self, name).items()
-            ]
-            for name in ("observation_space", "action_space")
-        }
         state = {
             "id_": self.id_,
-            "timeline": timeline_to_plain(self._timeline, where),
-            "agent_episodes": [
-                [to_plain(agent_id, where), sae.get_state()] for agent_id, sae in self.agent_episodes.items()
-            ],
-            "agent_module_ids": to_plain(dict(self._agent_module_ids), where),
-            **spaces,
-            "custom_data": to_plain(self.custom_data, f"{where}.custom_data"),
+            "timeline": asdict(self._timeline),
+            "agent_episodes": {agent_id: sae.get_state() for agent_id, sae in self.agent_episodes.items()},
+            "agent_module_ids": dict(self._agent_module_ids),
+            "observation_space": self.observation_space,
+            "action_space": self.action_space,
+            "custom_data": copy.deepcopy(self.custom_data),
             "duration_s": self.get_duration_s(),
         }
         if self.agent_to_module_mapping_fn is not default_agent_to_module_mapping_fn:
@@ -799,23 +782,19 @@ class MultiAgentEpisode(MultiAgentGetters):
             ValueError: The state does not come from `get_state`.
         """
         try:
-            spaces: dict[str, dict[Any, Any]] = {
-                name: {from_plain(agent_id): space_from_plain(space) for agent_id, space in state[name]}
-                for name in ("observation_space", "action_space")
-            }
             episode = cls(
                 state["id_"],
-                from_plain(state["agent_module_ids"]),
+                state["agent_module_ids"],
                 state.get("agent_to_module_mapping_fn"),
-                observation_space=spaces["observation_space"],
-                action_space=spaces["action_space"],
+                observation_space=state["observation_space"],
+                action_space=state["action_space"],
             )
-            episode._timeline = timeline_from_plain(state["timeline"])
+            episode._timeline = Timeline.from_state(copy.deepcopy(state["timeline"]))
             episode.agent_episodes = {
-                from_plain(agent_id): SingleAgentEpisode.from_state(sae_state)
-                for agent_id, sae_state in state["agent_episodes"]
+                agent_id: SingleAgentEpisode.from_state(own)
+                for agent_id, own in state["agent_episodes"].items()
             }
-            episode.custom_data = from_plain(state["custom_data"])
+            episode.custom_data = copy.deepcopy(state["custom_data"])
             episode._duration_s = float(state["duration_s"])
         except (KeyError, TypeError, AttributeError) as error:
             raise ValueError(

@@ -13,14 +13,12 @@ from typing import Any, Self
 import gymnasium as gym
 import numpy as np
 
-from rlzmq.core.plain import NotPlainError, from_plain, to_plain
-from rlzmq.core.spaces import space_from_plain, space_to_plain
 from rlzmq.episodes.columns import Columns
 from rlzmq.episodes.episode_columns import REWARD_SPACE, EpisodeColumns, InfosBuffer
 from rlzmq.episodes.lookback_buffer import InfiniteLookbackBuffer, same_items
 from rlzmq.episodes.step_values import REWARD_TYPES, as_rewards, kept_reward, kept_rewards
 
-__all__ = ["SingleAgentEpisode", "plain_infos"]
+__all__ = ["SingleAgentEpisode"]
 
 _FACTS = (
     "id_",
@@ -31,45 +29,11 @@ _FACTS = (
     "t_started",
     "is_terminated",
     "is_truncated",
+    "custom_data",
+    "initial_state",
+    "observation_space",
+    "action_space",
 )
-
-
-def plain_infos(infos: object) -> tuple[Any, int]:
-    """Return the entries of an info dict that have a plain form, and the number of those left out.
-
-    Infos that are not a dict are converted as a whole, or become ``{}``.
-    """
-    try:
-        return to_plain(infos, "infos"), 0
-    except NotPlainError:
-        if not isinstance(infos, dict):
-            return {}, 1
-        kept: dict[Any, Any] = {}
-        for key, value in infos.items():
-            try:
-                to_plain({key: value}, "infos")
-            except NotPlainError:
-                continue
-            kept[key] = value
-        return to_plain(kept), len(infos) - len(kept)
-
-
-def _infos_state(infos: list[Any]) -> tuple[Any, int]:
-    """Return a state's ``"infos"`` and the number of values left out of info dicts."""
-    state, num_left_out = [], 0
-    for info in infos:
-        plain, left_out = plain_infos(info)
-        if left_out and not isinstance(info, dict):
-            return {"objects": list(infos)}, 0
-        state.append(plain)
-        num_left_out += left_out
-    return state, num_left_out
-
-
-def _infos_of(state: Any) -> list[Any]:
-    if isinstance(state, dict):
-        return list(state["objects"])
-    return [from_plain(info) for info in state]
 
 
 class SingleAgentEpisode(EpisodeColumns):
@@ -667,30 +631,14 @@ class SingleAgentEpisode(EpisodeColumns):
     # -- state ----------------------------------------------------------------------------------------
 
     def get_state(self) -> dict[str, Any]:
-        """Return the whole episode as plain values, which msgpack can pack.
-
-        Values of info dicts without a plain form are left out and counted in ``state["num_infos_left_out"]``. Columns
-        of other objects are included unchanged; such a state can be pickled, but not packed.
-
-        Raises:
-            NotPlainError: A value of ``custom_data`` has no plain form; the text names its path.
-        """
-        infos, num_left_out = _infos_state(self.infos.data)
-        where = f"episode {self.id_!r}"
+        """Return a copy of the whole episode as a dict of lists, arrays and other values, which can be pickled."""
+        buffers = {name: getattr(self, name) for name in ("observations", "actions", "rewards", "infos")}
         return {
-            **{name: to_plain(getattr(self, name), f"{where}.{name}") for name in _FACTS},
-            "observations": self.observations.get_state(),
-            "actions": self.actions.get_state(),
-            "rewards": self.rewards.get_state(),
-            "infos": infos,
-            "num_infos_left_out": num_left_out,
+            **{name: copy.deepcopy(getattr(self, name)) for name in _FACTS},
+            **{name: buffer.get_state() for name, buffer in buffers.items()},
             "extra_model_outputs": {
                 key: buffer.get_state() for key, buffer in self.extra_model_outputs.items()
             },
-            "observation_space": space_to_plain(self.observation_space),
-            "action_space": space_to_plain(self.action_space),
-            "custom_data": to_plain(self.custom_data, f"{where}.custom_data"),
-            "initial_state": to_plain(self.initial_state, f"{where}.initial_state"),
             "duration_s": self._duration_s,
         }
 
@@ -701,29 +649,21 @@ class SingleAgentEpisode(EpisodeColumns):
         Raises:
             ValueError: The state does not come from `get_state`.
         """
+        buffer = InfiniteLookbackBuffer.from_state
         try:
-            lookback = state["rewards"]["lookback"]
-            observation_space = space_from_plain(state["observation_space"])
-            action_space = space_from_plain(state["action_space"])
+            state = copy.deepcopy(state)
             episode = SingleAgentEpisode(
-                state["id_"],
-                observations=InfiniteLookbackBuffer.from_state(state["observations"], observation_space),
-                actions=InfiniteLookbackBuffer.from_state(state["actions"], action_space),
-                rewards=InfiniteLookbackBuffer.from_state(state["rewards"]),
-                infos=_infos_of(state["infos"]),
+                observations=buffer(state["observations"]),
+                actions=buffer(state["actions"]),
+                rewards=buffer(state["rewards"], REWARD_SPACE),
+                infos=InfosBuffer.from_state(state["infos"]),
                 extra_model_outputs={
-                    key: InfiniteLookbackBuffer.from_state(column)
-                    for key, column in state["extra_model_outputs"].items()
+                    key: buffer(column) for key, column in state["extra_model_outputs"].items()
                 },
                 t_started=state["t_started"],
-                len_lookback_buffer=lookback,
-                observation_space=observation_space,
-                action_space=action_space,
             )
             for name in _FACTS:
-                setattr(episode, name, from_plain(state[name]))
-            episode.custom_data = from_plain(state["custom_data"])
-            episode.initial_state = from_plain(state["initial_state"])
+                setattr(episode, name, state[name])
             episode._duration_s = float(state["duration_s"])
         except (KeyError, TypeError, AttributeError) as error:
             raise ValueError(
@@ -733,7 +673,7 @@ class SingleAgentEpisode(EpisodeColumns):
         return episode
 
     def __getstate__(self) -> dict[str, Any]:
-        names = {*EpisodeColumns.__slots__, *SingleAgentEpisode.__slots__} - {"_source", "_created"}
+        names = {*EpisodeColumns.__slots__, *SingleAgentEpisode.__slots__} - {"_source"}
         # The clock's zero differs between processes.
         return {**{name: getattr(self, name) for name in names}, "_last_step_time": None}
 

@@ -171,6 +171,7 @@ class EpisodeReplay(BatchSource):
         if burn_in is not None:
             buffer = self.buffer.of_module(module_id)
             assert isinstance(buffer, EpisodeReplayBuffer)
+            samples = [batch.updated() for batch in samples]
             for batch in samples:
                 burn_in.extend(batch, buffer.state_before)
         return samples

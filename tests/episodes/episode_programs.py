@@ -7,7 +7,6 @@ import pickle
 from collections.abc import Callable
 from typing import Any, Protocol
 
-import msgpack
 import numpy as np
 import pytest
 
@@ -353,11 +352,7 @@ class Program:
         elif how == 1:
             self.episode = copy.deepcopy(self.episode)
         else:
-            state = self.episode.get_state()
-            parts = [*state.values(), *state["extra_model_outputs"].values()]
-            if not any("objects" in part for part in parts if isinstance(part, dict)):
-                state = msgpack.unpackb(msgpack.packb(state))
-            self.episode = SingleAgentEpisode.from_state(state)
+            self.episode = SingleAgentEpisode.from_state(self.episode.get_state())
 
     def refuse(self) -> None:
         """Calls that must fail and leave the episode as it was."""

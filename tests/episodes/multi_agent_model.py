@@ -321,6 +321,21 @@ def random_step(rng: random.Random, model: Model, counter: list[int]) -> Step:
     return step
 
 
+def facts(episode: Any) -> Any:
+    """All of an episode's data, with their types, but how long it took; to be compared with ``==``."""
+
+    def comparable(value: Any) -> Any:
+        if isinstance(value, dict):
+            return {
+                key: comparable(item) for key, item in value.items() if key not in ("duration_s", "repeated")
+            }
+        if isinstance(value, list | tuple):
+            return [type(value), *map(comparable, value)]
+        return (value.dtype, value.shape, value.tolist()) if isinstance(value, np.ndarray) else value
+
+    return comparable(episode.get_state())
+
+
 def plain(value: Any) -> Any:
     """Arrays as lists, to compare with the model's."""
     if isinstance(value, dict):

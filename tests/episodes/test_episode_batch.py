@@ -17,6 +17,7 @@ from rlzmq.episodes.batch_columns import steps_window
 from rlzmq.episodes.columns import Columns
 from rlzmq.episodes.episode_batch import EpisodeBatch
 from rlzmq.episodes.single_agent_episode import SingleAgentEpisode
+from tests.episodes.multi_agent_model import facts
 
 
 def runner_batch(num_envs: int = 3, horizon: int = 8, lookback: int = 2) -> EpisodeBatch:
@@ -52,11 +53,6 @@ def runner_batch(num_envs: int = 3, horizon: int = 8, lookback: int = 2) -> Epis
         action_space=gym.spaces.Discrete(9999),
         meta={"runner": "r"},
     )
-
-
-def facts(episode: SingleAgentEpisode) -> dict[str, Any]:
-    """Everything about an episode but how long it took."""
-    return {**episode.get_state(), "duration_s": 0.0}
 
 
 def assert_same_episodes(actual: Any, expected: Any, *, drop: tuple[str, ...] = ()) -> None:
@@ -180,7 +176,7 @@ def test_joining_batches_on_different_columns() -> None:
     joined = EpisodeBatch.concat([a, b[1:], a[:0]])
     assert_same_episodes(joined, [*a, *b[1:]])
     assert joined.meta == {}
-    assert EpisodeBatch.concat([a]) is a
+    assert EpisodeBatch.concat([b]) is b
     assert len(EpisodeBatch.concat([])) == 0
     assert len(EpisodeBatch.concat([a[:0], a[:0]])) == 0
     del b.columns[Columns.ACTION_LOGP]

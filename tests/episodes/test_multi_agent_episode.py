@@ -12,7 +12,7 @@ import pytest
 from rlzmq.core.errors import MultiAgentEnvError
 from rlzmq.episodes.episode_batch import EpisodeBatch
 from rlzmq.episodes.multi_agent_episode import MultiAgentEpisode
-from tests.episodes.multi_agent_model import plain
+from tests.episodes.multi_agent_model import facts, plain
 
 OBSERVATIONS: list[Any] = [{"a": 0, "b": 100}, {"a": 1}, {"a": 2}, {"b": 101, "a": 3}, {"c": 200, "a": 4}]
 ACTIONS: list[Any] = [{"a": 10, "b": 20}, {"a": 11}, {"a": 12}, {"a": 13, "b": 21}]
@@ -98,17 +98,6 @@ def test_regression_extra_model_outputs_without_a_key_are_all_of_them() -> None:
 
 
 # -- refused steps -------------------------------------------------------------------------------------
-
-
-def facts(episode: MultiAgentEpisode) -> Any:
-    """All of an episode's data but how long it took."""
-
-    def timeless(value: Any) -> Any:
-        if isinstance(value, dict):
-            return {key: timeless(item) for key, item in value.items() if key != "duration_s"}
-        return [timeless(item) for item in value] if isinstance(value, list) else value
-
-    return timeless(episode.get_state())
 
 
 STEP: dict[str, Any] = {

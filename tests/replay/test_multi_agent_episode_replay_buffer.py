@@ -257,7 +257,6 @@ def test_items_of_several_modules_are_joined_to_one_batch() -> None:
             agent = episode.agent_episodes[module]
             assert agent.module_id == episode.module_for(module) == module
             assert agent.get_observations(0) == rows_of(samples[module])[i][0]
-    assert batch.updated() is batch
 
 
 def test_bad_input_is_named() -> None:

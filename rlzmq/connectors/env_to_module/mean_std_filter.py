@@ -193,10 +193,7 @@ class MeanStdFilter(ObservationPiece):
 
     def transform_observations(self, observations: Any, rows: RowsContext) -> Any:
         """See ConnectorV2. Updates the statistics once with every row."""
-        return self._filter(observations, rows.agent_id)
-
-    def _filter(self, observations: Any, agent_id: object) -> object:
-        """Filter ``[N, ...]`` observations of one agent, learning from them if it should."""
+        agent_id = rows.agent_id
         is_array = type(observations) is np.ndarray
         leaves, spec = ([observations], None) if is_array else tree_flatten(observations)
         chosen = self._box_leaves(agent_id, len(leaves))
