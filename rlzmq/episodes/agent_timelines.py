@@ -177,17 +177,6 @@ class Timeline:
     def __post_init__(self) -> None:
         self.env_t = self.env_t_started
 
-    @classmethod
-    def from_state(cls, state: Mapping[str, Any]) -> Timeline:
-        """Return the timeline of a state from `dataclasses.asdict`."""
-        timeline = cls(state["env_t_started"], state["lookback"])
-        for name, value in state.items():
-            setattr(timeline, name, value)
-        timeline.tracks = {agent_id: AgentTrack(**track) for agent_id, track in state["tracks"].items()}
-        for track in timeline.tracks.values():
-            track.pending = None if track.pending is None else Pending(**track.pending)
-        return timeline
-
     @property
     def is_done(self) -> bool:
         return self.is_terminated or self.is_truncated

@@ -8,7 +8,7 @@ import time
 import uuid
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from typing import Any, cast
 
 import gymnasium as gym
@@ -762,7 +762,7 @@ class MultiAgentEpisode(MultiAgentGetters):
         """
         state = {
             "id_": self.id_,
-            "timeline": asdict(self._timeline),
+            "timeline": copy.deepcopy(self._timeline),
             "agent_episodes": {agent_id: sae.get_state() for agent_id, sae in self.agent_episodes.items()},
             "agent_module_ids": dict(self._agent_module_ids),
             "observation_space": self.observation_space,
@@ -789,18 +789,18 @@ class MultiAgentEpisode(MultiAgentGetters):
                 observation_space=state["observation_space"],
                 action_space=state["action_space"],
             )
-            episode._timeline = Timeline.from_state(copy.deepcopy(state["timeline"]))
+            episode._timeline = copy.deepcopy(state["timeline"])
             episode.agent_episodes = {
                 agent_id: SingleAgentEpisode.from_state(own)
                 for agent_id, own in state["agent_episodes"].items()
             }
             episode.custom_data = copy.deepcopy(state["custom_data"])
             episode._duration_s = float(state["duration_s"])
+            episode.validate()
         except (KeyError, TypeError, AttributeError) as error:
             raise ValueError(
                 f"expected a MultiAgentEpisode's state, got one with a wrong field: {error!r}."
             ) from error
-        episode.validate()
         return episode
 
     # -- inside -------------------------------------------------------------------------------------

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 import numpy as np
 
+from rlzmq.episodes.agent_timelines import AgentTrack, Pending, Timeline
 from rlzmq.episodes.multi_agent_episode import MultiAgentEpisode
 
 AGENTS: list[Any] = [0, 1, "x", ("t", 2)]
@@ -325,6 +326,8 @@ def facts(episode: Any) -> Any:
     """All of an episode's data, with their types, but how long it took; to be compared with ``==``."""
 
     def comparable(value: Any) -> Any:
+        if isinstance(value, Timeline | AgentTrack | Pending):
+            value = {each.name: getattr(value, each.name) for each in fields(value)}
         if isinstance(value, dict):
             return {
                 key: comparable(item) for key, item in value.items() if key not in ("duration_s", "repeated")
