@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 from rlzmq.core.errors import ConfigurationError
 from rlzmq.core.synonyms import did_you_mean, instead_of, renamed
@@ -63,20 +63,16 @@ _NETWORKS = "set the networks with rl_module(model_config=…)."
 _ON_DATA = "a learner computes its own loss on recorded data: evaluation(offline_evaluation_interval=…)."
 
 
-class _Only(NamedTuple):
-    """RLlib's default, the only value that agrees with what this library does, and what to do instead of another."""
-
-    value: Any
-    instead: str
+def _only(value: object, instead: str) -> dict[str, Any]:
+    """Return the fields for RLlib's default, the only value that agrees with what this library does."""
+    return {"instead": instead, "accepted": (value,)}
 
 
-class _Renamed(NamedTuple):
-    """The setting here that takes the values."""
-
-    to: str
+def _renamed(to: str) -> dict[str, Any]:
+    return {"instead": f"set {to}.", "to": to}
 
 
-_ROWS: dict[tuple[str, str], dict[str, str | _Only | _Renamed]] = {
+_ROWS: dict[tuple[str, str], dict[str, str | dict[str, Any]]] = {
     (_EVERY_CONFIG, "env_runners"): {
         "use_env_runner_state_server env_runner_state_server_max_concurrency": (
             "env runners receive new weights from the broker, one copy for each machine."
@@ -96,16 +92,16 @@ _ROWS: dict[tuple[str, str], dict[str, str | _Only | _Renamed]] = {
         ),
         "compress_observations": "observations are sent uncompressed and without a copy.",
         "episodes_to_numpy": "sampled episodes always consist of numpy arrays.",
-        "observation_filter": _Only(
+        "observation_filter": _only(
             "NoFilter", "env_runners(env_to_module_connector=lambda env, spaces, device: MeanStdFilter())."
         ),
-        "broadcast_env_runner_states": _Only(
+        "broadcast_env_runner_states": _only(
             True, "set env_runners(merge_env_runner_states=False) to keep them apart."
         ),
     },
     (_EVERY_CONFIG, "environment"): {
         "action_mask_key": "name that part of the observation space 'action_mask'.",
-        "render_env": _Only(False, "give environment(env_config={'render_mode': 'human'})."),
+        "render_env": _only(False, "give environment(env_config={'render_mode': 'human'})."),
     },
     (_EVERY_CONFIG, "learners"): {
         "num_cpus_per_learner": "set learners(torch_num_threads=…).",
@@ -117,7 +113,7 @@ _ROWS: dict[tuple[str, str], dict[str, str | _Only | _Renamed]] = {
         "torch_compile_worker": "env runners use a fused inference path that needs no compiler.",
         "torch_ddp_kwargs": "learners average gradients in one exchange, without DistributedDataParallel.",
         "torch_skip_nan_gradients": "steps with non-finite gradients are always skipped and counted.",
-        "framework": _Only("torch", "PyTorch is the only one."),
+        "framework": _only("torch", "PyTorch is the only one."),
     },
     (_EVERY_CONFIG, "checkpointing"): {
         "export_native_model_files": "modules are always stored as safetensors files.",
@@ -125,14 +121,14 @@ _ROWS: dict[tuple[str, str], dict[str, str | _Only | _Renamed]] = {
     (_EVERY_CONFIG, "resources"): {
         "num_cpus_for_main_process": "processes are not bound to CPUs; see learners(torch_num_threads=…).",
         "placement_strategy": "set in a cluster file which process runs on which machine.",
-        "num_gpus": _Only(0, "set learners(num_gpus_per_learner=…)."),
+        "num_gpus": _only(0, "set learners(num_gpus_per_learner=…)."),
     },
     (_EVERY_CONFIG, "training"): {
         "num_aggregator_actors_per_learner max_requests_in_flight_per_aggregator_actor": _NO_AGGREGATORS,
-        "lr_schedule": _Only(None, "give training(lr=[(0, v0), (t1, v1), …])."),
-        "num_sgd_iter": _Renamed("num_epochs"),
-        "sgd_minibatch_size": _Renamed("minibatch_size"),
-        "model": _Renamed("model_config"),
+        "lr_schedule": _only(None, "give training(lr=[(0, v0), (t1, v1), …])."),
+        "num_sgd_iter": _renamed("num_epochs"),
+        "sgd_minibatch_size": _renamed("minibatch_size"),
+        "model": _renamed("model_config"),
     },
     (_EVERY_CONFIG, "evaluation"): {
         (
@@ -140,8 +136,8 @@ _ROWS: dict[tuple[str, str], dict[str, str | _Only | _Renamed]] = {
             "custom_resources_per_offline_eval_runner offline_evaluation_timeout_s "
             "offline_eval_rl_module_inference_only ope_split_batch_by_episode"
         ): _ON_DATA,
-        "offline_loss_for_module_fn offline_eval_runner_class": _Only(None, _ON_DATA),
-        "off_policy_estimation_methods": _Only({}, _ON_DATA),
+        "offline_loss_for_module_fn offline_eval_runner_class": _only(None, _ON_DATA),
+        "off_policy_estimation_methods": _only({}, _ON_DATA),
     },
     ("IMPALAConfig", "training"): {
         "broadcast_interval": f"new weights are sent after every update; {_STALENESS}",
@@ -154,16 +150,16 @@ _ROWS: dict[tuple[str, str], dict[str, str | _Only | _Renamed]] = {
         "num_multi_gpu_tower_stacks minibatch_buffer_size replay_buffer_num_slots": (
             "learners(num_learners=…, num_gpus_per_learner=…) trains on several GPUs; APPO has a circular buffer."
         ),
-        "replay_proportion": _Only(0.0, "use APPO, whose circular buffer trains on batches several times."),
-        "entropy_coeff_schedule": _Only(None, "give training(entropy_coeff=[(0, v0), (t1, v1), …])."),
+        "replay_proportion": _only(0.0, "use APPO, whose circular buffer trains on batches several times."),
+        "entropy_coeff_schedule": _only(None, "give training(entropy_coeff=[(0, v0), (t1, v1), …])."),
     },
     ("APPOConfig", "training"): {
         "simple_queue_size": _STALENESS,
         "use_gae lambda_ target_worker_clipping": (
             "advantages are V-trace's; training(clip_param=…, vtrace_clip_rho_threshold=…) bounds the ratios."
         ),
-        "use_critic": _Only(True, "APPO always trains a value function."),
-        "target_update_frequency": _Renamed("target_network_update_freq"),
+        "use_critic": _only(True, "APPO always trains a value function."),
+        "target_update_frequency": _renamed("target_network_update_freq"),
     },
     ("DQNConfig", "training"): {
         "hiddens": "set the heads' layers with rl_module(model_config={'head_fcnet_hiddens': […]}).",
@@ -177,7 +173,7 @@ _ROWS: dict[tuple[str, str], dict[str, str | _Only | _Renamed]] = {
         "_deterministic_loss _use_beta_distribution": (
             "policies are squashed Gaussians; a module with another action distribution is your own class."
         ),
-        "clip_actions": _Only(False, "set environment(clip_actions=…) instead."),
+        "clip_actions": _only(False, "set environment(clip_actions=…) instead."),
     },
     (_EVERY_CONFIG, "offline_data"): {
         "input_read_episodes input_read_sample_batches": "a file's columns tell what it holds.",
@@ -196,29 +192,29 @@ _ROWS: dict[tuple[str, str], dict[str, str | _Only | _Renamed]] = {
             "episodes are written as shards, uncompressed, with a checksum."
         ),
         "output_max_file_size": "set offline_data(output_max_rows_per_file=…).",
-        "input_read_method": _Only(None, _SHARDS),
-        "input_read_schema": _Only({}, _SHARDS),
-        "input_filesystem output_filesystem": _Only(
+        "input_read_method": _only(None, _SHARDS),
+        "input_read_schema": _only({}, _SHARDS),
+        "input_filesystem output_filesystem": _only(
             None, "shards are in directories: mount or copy the files."
         ),
-        "offline_data_class prelearner_class prelearner_buffer_class": _Only(None, _OWN_LEARNER_CODE),
-        "prelearner_use_recorded_module_states": _Only(
+        "offline_data_class prelearner_class prelearner_buffer_class": _only(None, _OWN_LEARNER_CODE),
+        "prelearner_use_recorded_module_states": _only(
             False, "sequences begin with the module's initial state."
         ),
-        "output_write_episodes": _Only(
+        "output_write_episodes": _only(
             True, "episodes are written as shards, which `rlzmq inspect` and rlzmq.replay read."
         ),
-        "output_write_method": _Only(
+        "output_write_method": _only(
             "write_parquet", "episodes are written as shards, which `rlzmq inspect` and rlzmq.replay read."
         ),
     },
     (_EVERY_CONFIG, "reporting"): {
-        "keep_per_episode_custom_metrics": _Only(
+        "keep_per_episode_custom_metrics": _only(
             False, 'log with metrics_logger.log_value(key, value, reduce="item_series").'
         ),
     },
     (_EVERY_CONFIG, "fault_tolerance"): {
-        "env_runner_health_probe_timeout_s": _Only(
+        "env_runner_health_probe_timeout_s": _only(
             30, "heartbeats detect dead env runners; fault_tolerance(env_step_timeout_s=…) detects hung ones."
         ),
         "max_num_env_runner_restarts": _RESTARTS,
@@ -228,19 +224,19 @@ _ROWS: dict[tuple[str, str], dict[str, str | _Only | _Renamed]] = {
         ),
     },
     (_EVERY_CONFIG, "debugging"): {
-        "log_sys_usage": _Only(False, "use the tools of the operating system."),
+        "log_sys_usage": _only(False, "use the tools of the operating system."),
     },
     (_EVERY_CONFIG, "python_environment"): {
-        "extra_python_environs_for_driver extra_python_environs_for_worker": _Only(
+        "extra_python_environs_for_driver extra_python_environs_for_worker": _only(
             {}, "set environment variables before Python starts: the processes of a run inherit them."
         ),
     },
     (_EVERY_CONFIG, "experimental"): {
-        "_use_msgpack_checkpoints": _Only(False, "checkpoints are JSON and safetensors."),
-        "_torch_grad_scaler_class": _Only(
+        "_use_msgpack_checkpoints": _only(False, "checkpoints are JSON and safetensors."),
+        "_torch_grad_scaler_class": _only(
             None, "set framework(torch_amp_dtype='bfloat16'), which needs no scaling of losses."
         ),
-        "_torch_lr_scheduler_classes": _Only(
+        "_torch_lr_scheduler_classes": _only(
             None,
             (
                 "give training(lr=[(0, v0), (t1, v1), …]), or step a scheduler in after_gradient_based_update of your "
@@ -249,42 +245,38 @@ _ROWS: dict[tuple[str, str], dict[str, str | _Only | _Renamed]] = {
         ),
     },
     ("IMPALAConfig", "debugging"): {
-        "_env_runners_only _skip_learners": _Only(
+        "_env_runners_only _skip_learners": _only(
             False,
             "results name the limit of a run under 'bottleneck', and debugging(trace=…) shows where time goes.",
         ),
     },
     ("OffPolicyConfig", "training"): {
-        "store_buffer_in_checkpoints": _Only(False, "set checkpointing(checkpoint_replay=True)."),
+        "store_buffer_in_checkpoints": _only(False, "set checkpointing(checkpoint_replay=True)."),
     },
     ("CQLConfig", "training"): {
-        "lagrangian": _Only(False, "set min_q_weight."),
-        "lagrangian_thresh": _Only(5.0, "set min_q_weight."),
-        "n_step": _Only(1, "targets have one reward."),
-        "replay_buffer_config": _Only(
+        "lagrangian": _only(False, "set min_q_weight."),
+        "lagrangian_thresh": _only(5.0, "set min_q_weight."),
+        "n_step": _only(1, "targets have one reward."),
+        "replay_buffer_config": _only(
             {}, "batches are drawn from the recorded data: offline_data(input_=…)."
         ),
-        "num_steps_sampled_before_learning_starts": _Only(0, "nothing is sampled."),
-        "training_intensity": _Only(None, "set offline_data(dataset_num_iters_per_learner=…)."),
+        "num_steps_sampled_before_learning_starts": _only(0, "nothing is sampled."),
+        "training_intensity": _only(None, "set offline_data(dataset_num_iters_per_learner=…)."),
     },
     ("BCConfig", "training"): {
-        "beta": _Only(0.0, "use MARWILConfig, which weights steps by their advantages."),
+        "beta": _only(0.0, "use MARWILConfig, which weights steps by their advantages."),
     },
     (_EVERY_CONFIG, "rl_module"): {
-        "model_config_dict": _Renamed("model_config"),
+        "model_config_dict": _renamed("model_config"),
     },
 }
 """(Config class, setter) -> names -> what to do instead. Those with a text alone are ignored: RLlib does not read them,
 or they cannot change what is learned."""
 
 RLLIB_ONLY: tuple[RLlibOnly, ...] = tuple(
-    RLlibOnly(setter, config, name, instead)
-    if isinstance(instead, str)
-    else RLlibOnly(setter, config, name, instead.instead, accepted=(instead.value,))
-    if isinstance(instead, _Only)
-    else RLlibOnly(setter, config, name, f"set {instead.to}.", to=instead.to)
+    RLlibOnly(setter, config, name, **({"instead": row} if isinstance(row, str) else row))
     for (config, setter), rows in _ROWS.items()
-    for names, instead in rows.items()
+    for names, row in rows.items()
     for name in names.split()
 )
 """Every such argument; the first row that fits a config counts."""

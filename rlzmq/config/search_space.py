@@ -83,27 +83,23 @@ class Domain(SearchObject):
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
-class GridSearch(SearchObject):
+class _Listed(SearchObject):
+    """A search object with a list of values."""
+
+    values: tuple[Any, ...]
+    call: tuple[str, tuple[Any, ...]]
+
+    def examples(self) -> Sequence[Any]:
+        """Return the values."""
+        return self.values
+
+
+class GridSearch(_Listed):
     """All of these values, each in its own trial, combined with the values of other grids."""
 
-    values: tuple[Any, ...]
-    call: tuple[str, tuple[Any, ...]]
 
-    def examples(self) -> Sequence[Any]:
-        """Return the values."""
-        return self.values
-
-
-@dataclasses.dataclass(frozen=True, repr=False)
-class Categorical(Domain):
+class Categorical(_Listed, Domain):
     """One of a list of values, each with the same probability."""
-
-    values: tuple[Any, ...]
-    call: tuple[str, tuple[Any, ...]]
-
-    def examples(self) -> Sequence[Any]:
-        """Return the values."""
-        return self.values
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
@@ -342,11 +338,10 @@ def replace_values(value: object, values: Mapping[str, Any]) -> Any:
         return missing.pop(path) if path in missing else item
 
     replaced = _map(value, "", replace)
-    for path in missing:
+    if missing:
         raise ConfigurationError(
-            f"config: no value can be set at {path!r}: expected a setting, or in one the item of a dict, list or "
-            "tuple, the field of a dataclass, or an argument of a functools.partial. Put the value there in "
-            "param_space."
+            f"config: no value can be set at {next(iter(missing))!r}: expected a setting, or what a dict, list, tuple, "
+            "dataclass or functools.partial in one holds. Put the value there in param_space."
         )
     return replaced
 

@@ -48,7 +48,7 @@ class ServeMetrics:
 
     def __init__(self) -> None:
         import_optional("prometheus_client", "Serving over HTTP", "rlzmq[serve]")
-        from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Info
+        from prometheus_client import CollectorRegistry, Counter, Histogram, Info
 
         self.registry = registry = CollectorRegistry()
         self._requests = Counter(
@@ -57,7 +57,6 @@ class ServeMetrics:
             ("code",),
             registry=registry,
         )
-        self._errors = Counter("rlzmq_serve_errors", "Requests answered by an error.", registry=registry)
         self._latency_s = Histogram(
             "rlzmq_serve_latency_seconds",
             "Time from a request's arrival to its answer.",
@@ -72,11 +71,6 @@ class ServeMetrics:
         )
         self._checkpoint = Info(
             "rlzmq_serve_checkpoint", "The checkpoint that is served, as a label.", registry=registry
-        )
-        self._iteration = Gauge(
-            "rlzmq_serve_checkpoint_iteration",
-            "Training iteration of the checkpoint; 0 if its name has none.",
-            registry=registry,
         )
         self.reloads = Counter(
             "rlzmq_serve_reloads",
@@ -95,14 +89,11 @@ class ServeMetrics:
             latency_s: Time from its arrival to its answer.
         """
         self._requests.labels(code).inc()
-        if code != 200:
-            self._errors.inc()
         self._latency_s.observe(latency_s)
 
     def serves(self, checkpoint: str) -> None:
         """Record the name of the served checkpoint."""
         self._checkpoint.info({"checkpoint": checkpoint})
-        self._iteration.set(int(checkpoint) if checkpoint.isdecimal() else 0)
 
 
 _log = logging.getLogger("rlzmq.serve")

@@ -29,7 +29,7 @@ from rlzmq.algorithms.policy import Policy
 from rlzmq.connectors.connector_v2 import Batch, ConnectorV2, TorchPiece
 from rlzmq.core.errors import ConfigurationError, RlzmqError, UnsupportedSpaceError
 from rlzmq.core.imports import import_optional
-from rlzmq.core.spaces import leaf_spaces
+from rlzmq.core.spaces import leaf_spaces, space_filler, space_tree
 from rlzmq.core.tree import tree_flatten, tree_leaves, tree_map, tree_stack
 from rlzmq.core.version import __version__
 from rlzmq.episodes.columns import Columns
@@ -242,16 +242,13 @@ def zeros_of(space: gym.Space[Any], num_rows: int) -> Any:
     Raises:
         UnsupportedSpaceError: A part of the space does not hold numbers of a fixed shape.
     """
-    if isinstance(space, gym.spaces.Dict):
-        return {key: zeros_of(part, num_rows) for key, part in space.spaces.items()}
-    if isinstance(space, gym.spaces.Tuple):
-        return tuple(zeros_of(part, num_rows) for part in space.spaces)
-    if space.shape is None or space.dtype is None or space.dtype.kind not in "biuf":
-        raise UnsupportedSpaceError(
-            f"expected a space of numbers (Box, Discrete, MultiDiscrete, MultiBinary, or a Dict or Tuple of them), "
-            f"got {space}: its values are not tensors."
-        )
-    return np.zeros((num_rows, *space.shape), space.dtype)
+    for leaf in leaf_spaces(space):
+        if leaf.shape is None or leaf.dtype is None or leaf.dtype.kind not in "biuf":
+            raise UnsupportedSpaceError(
+                "expected a space of numbers (Box, Discrete, MultiDiscrete, MultiBinary, or a Dict or Tuple of them), "
+                f"got {leaf}: its values are not tensors."
+            )
+    return space_filler(space, 0, lead=(num_rows,))
 
 
 def _ports(tree: Any) -> list[Port]:
@@ -406,18 +403,18 @@ def _batches(num_rows: int) -> list[int]:
 
 def _random(space: gym.Space[Any], num_rows: int, rng: np.random.Generator) -> object:
     """Return random values of a space, a tree of arrays ``[num_rows, ...]``."""
-    if isinstance(space, gym.spaces.Dict):
-        return {key: _random(part, num_rows, rng) for key, part in space.spaces.items()}
-    if isinstance(space, gym.spaces.Tuple):
-        return tuple(_random(part, num_rows, rng) for part in space.spaces)
-    if isinstance(space, gym.spaces.Box) and np.issubdtype(space.dtype, np.floating):
-        low, high = np.maximum(space.low, -_WIDE), np.minimum(space.high, _WIDE)
-        is_narrow = (space.low == low) & (space.high == high)
-        shape = (num_rows, *space.shape)
-        drawn = np.where(is_narrow, rng.uniform(low, high, shape), np.clip(rng.normal(size=shape), low, high))
-        return drawn.astype(space.dtype)
-    space.seed(int(rng.integers(2**31)))
-    return np.stack([np.asarray(space.sample(), space.dtype) for _ in range(num_rows)])
+
+    def drawn(leaf: Any) -> object:
+        if isinstance(leaf, gym.spaces.Box) and np.issubdtype(leaf.dtype, np.floating):
+            low, high = np.maximum(leaf.low, -_WIDE), np.minimum(leaf.high, _WIDE)
+            is_narrow = (leaf.low == low) & (leaf.high == high)
+            shape = (num_rows, *leaf.shape)
+            wide = np.clip(rng.normal(size=shape), low, high)
+            return np.where(is_narrow, rng.uniform(low, high, shape), wide).astype(leaf.dtype)
+        leaf.seed(int(rng.integers(2**31)))
+        return np.stack([np.asarray(leaf.sample(), leaf.dtype) for _ in range(num_rows)])
+
+    return tree_map(drawn, space_tree(space))
 
 
 def _choices(space: Any) -> tuple[np.ndarray, np.ndarray]:

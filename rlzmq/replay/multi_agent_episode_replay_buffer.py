@@ -222,31 +222,20 @@ class MultiAgentEpisodeReplayBuffer(EpisodeReplayBuffer):
         self,
         num_items: int | None = None,
         *,
-        batch_size_B: int | None = None,
-        n_step: int | tuple[int, int] | None = None,
-        gamma: float = 0.99,
-        beta: float = 0.0,
         replay_mode: Literal["independent", "synchronized"] = "independent",
         modules_to_sample: Collection[str] | None = None,
-        include_infos: bool = False,
-        include_extra_model_outputs: bool = False,
         rng: np.random.Generator | None = None,
-        sample_episodes: bool = True,
-        to_numpy: bool = True,
-        **sequences: int,
+        **options: Any,
     ) -> dict[str, EpisodeBatch]:
         """Sample items for each module, with replacement.
 
         Args:
-            num_items, batch_size_B, n_step, gamma, beta, include_infos, include_extra_model_outputs, rng: See
-                `EpisodeReplayBuffer.sample`. The number of items is per module.
+            num_items, rng: See `EpisodeReplayBuffer.sample`. The number of items is per module.
             replay_mode: "independent": each module's items are drawn from its own steps. "synchronized": env steps at
                 which all the modules have stored a step are drawn uniformly, and each module's items are the steps of
                 all its agents there, in the same order. For transitions only; weights are 1.
             modules_to_sample: Module ids; None: all modules with stored steps.
-            sample_episodes, to_numpy: As in RLlib, and always True.
-            sequences: ``batch_length_T``, ``lookback``, ``min_batch_length_T`` of `EpisodeReplayBuffer.sample`, for
-                independent replay.
+            options: The other arguments of `EpisodeReplayBuffer.sample`; synchronized replay has those of transitions.
 
         Returns:
             Module id → its items, with `EpisodeBatch.module_ids` set.
@@ -255,7 +244,6 @@ class MultiAgentEpisodeReplayBuffer(EpisodeReplayBuffer):
             ValueError: A module has no stored step, there is no common env step, or see `EpisodeReplayBuffer.sample`.
         """
         where = f"{type(self).__name__}.sample"
-        check_samples_episodes(where, sample_episodes, to_numpy)
         rng = self._rng if rng is None else rng
         chosen = self.get_module_ids() if modules_to_sample is None else sorted(modules_to_sample)
         for module_id in chosen or ("any module",):
@@ -263,29 +251,13 @@ class MultiAgentEpisodeReplayBuffer(EpisodeReplayBuffer):
                 raise ValueError(
                     f"{where}: no stored step of {module_id!r}; modules: {self.get_module_ids()}."
                 )
-        includes = {
-            "include_infos": include_infos,
-            "include_extra_model_outputs": include_extra_model_outputs,
-        }
         if replay_mode == "independent":
-            options: dict[str, Any] = {
-                "n_step": n_step,
-                "gamma": gamma,
-                "beta": beta,
-                **includes,
-                **sequences,
-            }
             result = {
-                module_id: self.buffers[module_id].sample(
-                    num_items, batch_size_B=batch_size_B, rng=rng, **options
-                )
+                module_id: self.buffers[module_id].sample(num_items, rng=rng, **options)
                 for module_id in chosen
             }
         elif replay_mode == "synchronized":
-            if sequences or self.batch_length_T > 1:
-                raise ValueError(f"{where}: synchronized replay is for transitions, got {sequences}.")
-            num = self.buffers[chosen[0]]._num_to_draw(num_items, batch_size_B, 1)
-            result = self._sample_synchronized(chosen, num, n_step, gamma, rng, includes)
+            result = self._sample_synchronized(chosen, num_items, rng, **options)
         else:
             raise ValueError(
                 f"{where}: expected replay_mode 'independent' or 'synchronized', got {replay_mode!r}."
@@ -297,12 +269,24 @@ class MultiAgentEpisodeReplayBuffer(EpisodeReplayBuffer):
     def _sample_synchronized(
         self,
         module_ids: list[str],
-        num: int,
-        n_step: int | tuple[int, int] | None,
-        gamma: float,
+        num_items: int | None,
         rng: np.random.Generator,
-        includes: dict[str, bool],
+        *,
+        batch_size_B: int | None = None,
+        n_step: int | tuple[int, int] | None = None,
+        gamma: float = 0.99,
+        beta: float = 0.0,
+        include_infos: bool = False,
+        include_extra_model_outputs: bool = False,
+        sample_episodes: bool = True,
+        to_numpy: bool = True,
+        **sequences: int,
     ) -> dict[str, EpisodeBatch]:
+        where = f"{type(self).__name__}.sample"
+        check_samples_episodes(where, sample_episodes, to_numpy)
+        if sequences or self.batch_length_T > 1:
+            raise ValueError(f"{where}: synchronized replay is for transitions, got {sequences}.")
+        num = self._num_to_draw(num_items, batch_size_B, 1)
         stored: dict[str, tuple[IntArray, IntArray]] = {}
         places = {stretch: place for place, stretch in enumerate(self._store)}
         for module_id in module_ids:
@@ -333,7 +317,7 @@ class MultiAgentEpisodeReplayBuffer(EpisodeReplayBuffer):
             of_rows = n if isinstance(n, int) else n.repeat(counts)
             batch = buffer._transitions(slots[rows], n_step, of_rows, gamma, 0.0)
             result[module_id] = buffer._filled(
-                batch, batch.slots(), includes["include_infos"], includes["include_extra_model_outputs"]
+                batch, batch.slots(), include_infos, include_extra_model_outputs
             )
         return result
 

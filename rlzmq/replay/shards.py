@@ -32,8 +32,8 @@ from rlzmq.core.errors import ConfigurationError, ProtocolError
 from rlzmq.core.files import RECORD_BYTES, make_directories, map_file, read_records, write_record
 from rlzmq.core.imports import import_optional
 from rlzmq.core.plain import NotPlainError
-from rlzmq.core.spaces import space_from_plain, space_to_plain
-from rlzmq.core.tree import tree_map, tree_rows, tree_stack
+from rlzmq.core.spaces import leaf_spaces, space_from_plain, space_to_plain, space_tree
+from rlzmq.core.tree import tree_leaves, tree_map, tree_rows, tree_stack
 from rlzmq.episodes.columns import Columns
 from rlzmq.episodes.episode_batch import EpisodeBatch, join_chunks
 from rlzmq.episodes.single_agent_episode import SingleAgentEpisode
@@ -450,14 +450,7 @@ def _items(buffer: Mapping[str, Any]) -> list[Any]:
     data, lookback = buffer["data"], int(buffer["lookback"])
     if isinstance(data, list):
         return data[lookback:]
-    length = len(next(iter(_leaves(data))))
-    return [tree_rows(data, row) for row in range(lookback, length)]
-
-
-def _leaves(tree: object) -> list[Any]:
-    if isinstance(tree, Mapping):
-        return [leaf for part in tree.values() for leaf in _leaves(part)]
-    return [leaf for part in tree for leaf in _leaves(part)] if isinstance(tree, tuple) else [tree]
+    return [tree_rows(data, row) for row in range(lookback, len(tree_leaves(data)[0]))]
 
 
 # -- rows of steps ------------------------------------------------------------------------------------
@@ -616,14 +609,15 @@ def _action_space_of(env: Any) -> object:
     return made.action_space
 
 
-def _is_scaled(space: Any) -> bool:
+def _is_bounded(leaf: gym.Space[Any]) -> bool:
+    """Return whether modules act in [-1, 1] instead of within the bounds of this part of a space."""
+    return isinstance(leaf, gym.spaces.Box) and leaf.dtype.kind == "f" and leaf.is_bounded()
+
+
+def _is_scaled(space: gym.Space[Any]) -> bool:
     """Return whether actions of a module differ from those of the space."""
-    if isinstance(space, gym.spaces.Dict | gym.spaces.Tuple):
-        return any(
-            map(_is_scaled, space.spaces.values() if isinstance(space, gym.spaces.Dict) else space.spaces)
-        )
-    is_bounded = isinstance(space, gym.spaces.Box) and space.dtype.kind == "f" and space.is_bounded()
-    return bool(is_bounded and not ((space.low == -1.0).all() and (space.high == 1.0).all()))
+    bounded = filter(_is_bounded, leaf_spaces(space))
+    return not all((leaf.low == -1.0).all() and (leaf.high == 1.0).all() for leaf in bounded)
 
 
 def _minari() -> Any:
@@ -689,17 +683,13 @@ def _buffers(shards: Sequence[EpisodeBatch]) -> Iterator[Any]:
 
 def _scaled(space: gym.Space[Any], actions: Any, *, to_module: bool) -> Any:
     """Scale bounded Box actions from the space's bounds to [-1, 1], or back."""
-    if isinstance(space, gym.spaces.Dict):
-        return {key: _scaled(space[key], actions[key], to_module=to_module) for key in space}
-    if isinstance(space, gym.spaces.Tuple):
-        parts = zip(space.spaces, actions, strict=True)
-        return tuple(_scaled(part, values, to_module=to_module) for part, values in parts)
-    if not isinstance(space, gym.spaces.Box) or space.dtype.kind != "f" or not space.is_bounded():
-        return actions
-    low, width = space.low, space.high - space.low
-    scaled = (
-        (np.asarray(actions) - low) / width * 2 - 1
-        if to_module
-        else low + (np.asarray(actions) + 1) * width / 2
-    )
-    return scaled.astype(space.dtype)
+
+    def scaled(leaf: Any, values: Any) -> Any:
+        if not _is_bounded(leaf):
+            return values
+        low, width = leaf.low, leaf.high - leaf.low
+        if to_module:
+            return ((np.asarray(values) - low) / width * 2 - 1).astype(leaf.dtype)
+        return (low + (np.asarray(values) + 1) * width / 2).astype(leaf.dtype)
+
+    return tree_map(scaled, space_tree(space), actions)

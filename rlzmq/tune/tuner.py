@@ -46,7 +46,6 @@ __all__ = [
     "Tuner",
     "make_view",
     "register_trainable",
-    "trial_table",
 ]
 
 
@@ -65,7 +64,8 @@ class CLIReporter:
 
     Args:
         metric_columns: Metric paths, or path -> heading; None: iteration, time, return, steps, and the search's metric.
-        max_report_frequency: Seconds between two lines of a trial if the output is not a terminal.
+        max_report_frequency: Has no effect; accepted for compatibility with Ray Tune. A line is printed when a trial
+            starts, pauses or ends.
     """
 
     metric_columns: Sequence[str] | Mapping[str, str] | None = None
@@ -107,8 +107,19 @@ class TableView(LiveView[Sequence[Trial]]):
         self._columns = columns
 
     def draw(self, shown: Sequence[Trial]) -> Table:
-        """Return the table of the trials."""
-        return trial_table(self._title, shown, self._space, self._columns)
+        """Return the table of the trials: running trials first, then the newest."""
+        counts = Counter(trial.status.lower() for trial in shown)
+        caption = ", ".join(f"{number} {status}" for status, number in counts.items())
+        table = Table(title=self._title, caption=caption)
+        table.add_column("trial")
+        table.add_column("status")
+        for name in (*self._space, *self._columns.values()):
+            table.add_column(name.rpartition("/")[2] if name in self._space else name, justify="right")
+        chosen = sorted(shown, key=lambda trial: (trial.status != "RUNNING", -trial.claim.index))[:_MAX_ROWS]
+        for trial in sorted(chosen, key=lambda trial: trial.claim.index):
+            cells = _cells(trial, self._space, self._columns)
+            table.add_row(trial.name, trial.status, *(text for _, text in cells))
+        return table
 
 
 def make_view(
@@ -123,23 +134,6 @@ def make_view(
         return View()
     columns = (reporter or CLIReporter()).columns(metric)
     return TableView(title, space, columns) if sys.stdout.isatty() else LinesView(space, columns)
-
-
-def trial_table(
-    title: str, trials: Sequence[Trial], space: Mapping[str, SearchObject], columns: Mapping[str, str]
-) -> Table:
-    """Return the table of trials: running trials first, then the newest."""
-    counts = Counter(trial.status.lower() for trial in trials)
-    table = Table(title=title, caption=", ".join(f"{number} {status}" for status, number in counts.items()))
-    shown = sorted(trials, key=lambda trial: (trial.status != "RUNNING", -trial.claim.index))[:_MAX_ROWS]
-    shown.sort(key=lambda trial: trial.claim.index)
-    table.add_column("trial")
-    table.add_column("status")
-    for name in (*space, *columns.values()):
-        table.add_column(name.rpartition("/")[2] if name in space else name, justify="right")
-    for trial in shown:
-        table.add_row(trial.name, trial.status, *(text for _, text in _cells(trial, space, columns)))
-    return table
 
 
 def _cells(

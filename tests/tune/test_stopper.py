@@ -23,7 +23,7 @@ from rlzmq.tune.stopper import (
 )
 from rlzmq.tune.study import Claim
 from rlzmq.tune.trial import Trial
-from rlzmq.tune.tuner import LinesView, trial_table
+from rlzmq.tune.tuner import LinesView, TableView
 
 
 def results(*values: float) -> list[dict[str, Any]]:
@@ -95,7 +95,7 @@ def test_the_table_shows_values_and_metrics(tmp_path: Path, capsys: pytest.Captu
     columns = tune.CLIReporter().columns("nested/score")
     console = Console(width=120)
     with console.capture() as captured:
-        console.print(trial_table("search", trials(tmp_path), space, columns))
+        console.print(TableView("search", space, columns).draw(trials(tmp_path)))
     text = captured.get()
     assert "1 terminated, 1 running, 1 paused" in text
     row = next(line for line in text.splitlines() if "PPO_00001" in line)
