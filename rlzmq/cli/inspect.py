@@ -211,27 +211,22 @@ def _step_randomly(env: Any, options: CheckEnvOptions) -> list[str]:
     first, again = (_parts(env.reset(seed=options.seed), "reset", "observation, info")[0] for _ in range(2))
     if not _equal(first, again):
         problems["reset(seed=…) twice with the same seed gives different observations"] = ""
-    if is_multi:
-        for agent in env.possible_agents:
-            env.action_spaces[agent].seed(options.seed)
-    else:
-        env.action_space.seed(options.seed)
+    spaces = env.observation_spaces if is_multi else {"": env.observation_space}
+    actions = env.action_spaces if is_multi else {"": env.action_space}
+    for agent in env.possible_agents if is_multi else actions:
+        actions[agent].seed(options.seed)
     observation, length, lengths = again, 0, []
     start = time.perf_counter()
     for _ in range(options.steps):
-        action = (
-            {agent: env.action_spaces[agent].sample() for agent in observation}
-            if is_multi
-            else env.action_space.sample()
-        )
+        chosen = {agent: actions[agent].sample() for agent in (observation if is_multi else actions)}
+        action = chosen if is_multi else chosen[""]
         observation, reward, terminated, truncated, _ = _parts(
             env.step(action), "step", "observation, reward, terminated, truncated, info"
         )
         length += 1
         items = observation.items() if is_multi else [("", observation)]
         for agent, item in items:
-            space = env.observation_spaces[agent] if is_multi else env.observation_space
-            if not space.contains(item):
+            if not (space := spaces[agent]).contains(item):
                 who = f"an observation {f'of {agent!r} ' if is_multi else ''}is outside of {space}"
                 dtype = getattr(item, "dtype", space.dtype)
                 problems.setdefault(

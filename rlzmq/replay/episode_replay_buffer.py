@@ -171,24 +171,21 @@ class EpisodeReplayBuffer(ReplayBuffer):
 
     # -- in -------------------------------------------------------------------------------------------
 
-    def add(self, episodes: object) -> None:
+    def add(self, episodes: object, weight: Any = None) -> None:
         """Add episodes or chunks of them; lookback parts are ignored.
 
         Args:
             episodes: A SingleAgentEpisode, an EpisodeBatch, or a list of either.
+            weight: Priority of the new steps; None: the highest so far. Prioritized buffers only.
 
         Raises:
-            TypeError: `episodes` is anything else, including multi-agent episodes.
+            TypeError: `episodes` is anything else, including multi-agent episodes, or there are no priorities.
             ValueError: The columns differ from those of earlier episodes.
         """
         for batch in as_batches(episodes):
-            self._add(batch)
-
-    def _add(self, batch: EpisodeBatch, weight: float | None = None) -> None:
-        """Add a batch, and evict what is too much."""
-        self._store.make_room(batch.num_env_steps)
-        self._store.append(batch, weight=weight)
-        self._store.make_room(0, num_kept=1)
+            self._store.make_room(batch.num_env_steps)
+            self._store.append(batch, weight=weight)
+            self._store.make_room(0, num_kept=1)
 
     def mark(self) -> None:
         """Make later calls of `add` undoable, until the next `mark`."""
@@ -535,16 +532,6 @@ class PrioritizedEpisodeReplayBuffer(EpisodeReplayBuffer):
             raise ValueError(f"{type(self).__name__}: expected alpha >= 0, got {alpha}.")
         self.alpha = alpha
         super().__init__(capacity, **options)
-
-    def add(self, episodes: object, weight: float | None = None) -> None:
-        """Add episodes; see `EpisodeReplayBuffer.add`.
-
-        Args:
-            episodes: See `EpisodeReplayBuffer.add`.
-            weight: Priority of the new steps; None: the highest so far.
-        """
-        for batch in as_batches(episodes):
-            self._add(batch, weight)
 
     def update_priorities(self, td_errors: object, keys: object = None) -> None:
         """Update the priorities of steps. Steps that have been evicted in the meantime are ignored.

@@ -7,10 +7,10 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from rlzmq.config.plain import code_names, plain_setting, revive_setting
+from rlzmq.config.plain import plain_setting, revive_setting
 from rlzmq.core.errors import CheckpointError, ConfigurationError
 from rlzmq.core.synonyms import did_you_mean
-from rlzmq.core.trust import NOBODY, find_code
+from rlzmq.core.trust import NOBODY, Trust, find_code
 from rlzmq.telemetry.runs import Mode, check_mode
 from rlzmq.tune.search import Searcher
 from rlzmq.tune.trial import CheckpointConfig, Trial
@@ -265,16 +265,15 @@ class RunConfig:
 
 
 def stored_settings(value: object) -> Any:
-    """Return the plain form of a settings object and of the objects in it.
+    """Return the plain form of a settings object and of the objects in it, or of a search space.
 
     Raises:
-        ConfigurationError: It contains code, or an object of a class outside rlzmq.
+        ConfigurationError: It contains code without a name, or an object of a class outside rlzmq.
     """
     if not dataclasses.is_dataclass(value) or isinstance(value, type):
-        plain = plain_setting("tune", str(value) if isinstance(value, Path) else value)
-        if not all(map(NOBODY.covers, code_names(plain))):
-            raise ConfigurationError(f"{value!r} is code.")
-        return {"value": plain}
+        return {
+            "value": plain_setting("tune", str(value) if isinstance(value, Path) else value, in_script=True)
+        }
     kind = type(value)
     if not kind.__module__.startswith("rlzmq."):
         raise ConfigurationError(f"{value!r} is of a class outside rlzmq.")
@@ -285,18 +284,24 @@ def stored_settings(value: object) -> Any:
     }
 
 
-def settings_from_stored(stored: Mapping[str, Any]) -> Any:
-    """Return the settings object that `stored_settings` converted.
+def settings_from_stored(stored: Mapping[str, Any], trust: Trust) -> Any:
+    """Return what `stored_settings` converted.
+
+    Args:
+        stored: The plain form.
+        trust: Whose code it may name, besides rlzmq's own.
 
     Raises:
-        CheckpointError: The data names a class outside rlzmq, or is malformed.
+        CheckpointError: The data names other code, or is malformed.
     """
     try:
         if "value" in stored:
-            return revive_setting("", stored["value"], NOBODY)
+            # In a dict of this name, code that "env" and "wrappers" name is checked, too.
+            return revive_setting("evaluation_config", stored["value"], trust)
         kind: Any = find_code(stored["class"], NOBODY, object)
         if not hasattr(kind, "__dataclass_fields__"):
             raise CheckpointError(f"The stored settings name {stored['class']!r}, which holds no settings.")
-        return kind(**{name: settings_from_stored(item) for name, item in stored["fields"].items()})
+        fields = {name: settings_from_stored(item, trust) for name, item in stored["fields"].items()}
+        return kind(**fields)
     except (KeyError, TypeError, AttributeError, ConfigurationError) as error:
-        raise CheckpointError(f"The stored settings are malformed: {error!r}.") from None
+        raise CheckpointError(f"The stored settings cannot be read: {error!r}.") from None

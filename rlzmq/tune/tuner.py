@@ -19,16 +19,14 @@ from rlzmq.actors.forkserver import prestart
 from rlzmq.actors.loop_thread import get_loop_thread
 from rlzmq.algorithms.algorithm import Algorithm
 from rlzmq.algorithms.registry import ALGORITHMS, get_config_class
-from rlzmq.algorithms.stored_config import Given, revive_config
 from rlzmq.config.base_config import BaseConfig
-from rlzmq.config.plain import code_names, plain_dict, revive_setting
 from rlzmq.config.search_space import SearchObject, find_search_objects
 from rlzmq.core.errors import CheckpointError, ConfigurationError
 from rlzmq.core.files import make_directories, write_text
 from rlzmq.core.run_dir import RunDir
 from rlzmq.core.signatures import check_takes
 from rlzmq.core.synonyms import did_you_mean
-from rlzmq.core.trust import NOBODY, Trust, is_signed, signature_of
+from rlzmq.core.trust import Trust, is_signed, signature_of
 from rlzmq.telemetry.runs import find_run, value_at
 from rlzmq.telemetry.view import LiveView, View
 from rlzmq.tune.experiment import Experiment
@@ -344,9 +342,9 @@ class Tuner:
             resume_unfinished: Must be True: trials that had not ended continue from their last checkpoint.
             resume_errored: Whether failed trials continue from their last checkpoint.
             restart_errored: Whether failed trials start again from the beginning.
-            param_space: As for the first Tuner; needed if it held code, such as functions.
-            tune_config: As for the first Tuner; needed if it held code.
-            run_config: As for the first Tuner; needed if it held code. Its name and storage_path are ignored.
+            param_space: As for the first Tuner; needed if it held code without a name, such as lambdas.
+            tune_config: As for the first Tuner; needed if it held such code, or objects of your classes.
+            run_config: As for the first Tuner; needed if it held these. Its name and storage_path are ignored.
 
         Raises:
             CheckpointError: There is no experiment, or an argument that held code is missing.
@@ -361,19 +359,16 @@ class Tuner:
             stored = json.loads((folder / _FILE).read_text(encoding="utf-8"))
         except (OSError, json.JSONDecodeError) as error:
             raise CheckpointError(f"There is no experiment in {folder}: {error}.") from None
+        trust = Trust(is_full=is_signed("experiment", _signed_part(stored), stored.get("signature")))
         given = {"param_space": param_space, "tune_config": tune_config, "run_config": run_config}
+        arguments: dict[str, Any] = {}
         for name, value in given.items():
             if value is None and name in stored["left_out"]:
                 raise CheckpointError(
                     f"The {name} of {folder} held code, which is not stored: pass {name}=…."
                 )
-        space = param_space if param_space is not None else _space_from_stored(stored, folder)
-        tuner = cls(
-            trainable,
-            param_space=space,
-            tune_config=tune_config or settings_from_stored(stored["tune_config"]),
-            run_config=run_config or settings_from_stored(stored["run_config"]),
-        )
+            arguments[name] = settings_from_stored(stored[name], trust) if value is None else value
+        tuner = cls(trainable, **arguments)
         tuner._path = folder
         tuner._is_restored = True
         if restart_errored:
@@ -387,13 +382,13 @@ class Tuner:
     def _stored(self) -> dict[str, Any]:
         """Return the values that `restore` reads, without those that hold code."""
         stored: dict[str, Any] = {"trainable": self._name, "left_out": []}
-        for name, value, store in (
-            ("param_space", self._param_space, _stored_space),
-            ("tune_config", self._tune_config, stored_settings),
-            ("run_config", self._run_config, stored_settings),
+        for name, value in (
+            ("param_space", self._param_space),
+            ("tune_config", self._tune_config),
+            ("run_config", self._run_config),
         ):
             try:
-                stored[name] = store(value)
+                stored[name] = stored_settings(value)
             except ConfigurationError:
                 stored["left_out"].append(name)
         return {**stored, "signature": signature_of("experiment", _signed_part(stored))}
@@ -453,33 +448,8 @@ def _checked_space(param_space: Any, name: str, config_class: Any) -> object:
     return space
 
 
-def _stored_space(space: Any) -> dict[str, Any]:
-    if isinstance(space, BaseConfig):
-        stored = space.to_stored()
-        if stored["left_out"] or not _is_own(list(stored["values"].values())):
-            raise ConfigurationError("The config holds code.")
-        return stored
-    plain = plain_dict("param_space", space)
-    if not _is_own(plain):
-        raise ConfigurationError("The search space holds code.")
-    return {"space": plain}
-
-
-def _is_own(plain: object) -> bool:
-    """Return whether all code in a plain form is rlzmq's, so that reading it needs no trust."""
-    return all(map(NOBODY.covers, code_names(plain)))
-
-
 def _signed_part(stored: Mapping[str, Any]) -> bytes:
     return json.dumps({**stored, "signature": ""}, sort_keys=True).encode()
-
-
-def _space_from_stored(stored: Mapping[str, Any], folder: Path) -> Any:
-    space = stored["param_space"]
-    trust = Trust(is_full=is_signed("experiment", _signed_part(stored), stored.get("signature")))
-    if "space" in space:
-        return revive_setting("", space["space"], trust)
-    return revive_config(space, str(folder / _FILE), Given(trust=trust))
 
 
 def _clear(path: Path) -> bool:

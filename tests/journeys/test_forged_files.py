@@ -149,19 +149,27 @@ TOMLS = [
     "learner_class = 'evilmod:X'\n",
     "[env_runners]\nenv_to_module_connector = '@evilmod:f'\n",
 ]
-VALUES = {"config": "PPOConfig", "config_class": None, "left_out": {}}
+FORGED_ENV = {"env": "os:system", "env_config": {"command": "touch pwned"}}
 EXPERIMENTS = {
     "class": {
-        "param_space": {"space": {"lr": 0.1}},
+        "param_space": {"value": {"lr": 0.1}},
         "tune_config": {
             "class": "rlzmq.core.files:os.system",
             "fields": {"command": {"value": "touch pwned"}},
         },
     },
     "env": {
-        "param_space": {**VALUES, "values": {"env": "os:system", "env_config": {"command": "touch pwned"}}}
+        "param_space": {
+            "value": {
+                "__algorithm_config__": {
+                    "config_class": "rlzmq.algorithms.ppo:PPOConfig",
+                    "values": FORGED_ENV,
+                }
+            }
+        }
     },
-    "code": {"param_space": {"space": {"lr": "@evilmod:f"}}},
+    "env-in-a-dict": {"param_space": {"value": FORGED_ENV}},
+    "code": {"param_space": {"value": {"lr": "@evilmod:f"}}},
 }
 
 

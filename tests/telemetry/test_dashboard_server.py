@@ -258,7 +258,12 @@ def make_search(path: Path, num_trials: int) -> None:
              "model_config": {"fcnet_hiddens": {"__search__": {"choice": [[[32], [64, 64]]]}}}}  # fmt: skip
     fields = {"metric": {"value": "env_runners/episode_return_mean"}, "mode": {"value": "max"}}
     (path / "tuner.json").write_text(
-        json.dumps({"param_space": {"values": space}, "tune_config": {"fields": fields}})
+        json.dumps(
+            {
+                "param_space": {"value": {"__algorithm_config__": {"values": space}}},
+                "tune_config": {"fields": fields},
+            }
+        )
     )
     for index in range(num_trials):
         trial = path / f"PPO_{index:05d}"

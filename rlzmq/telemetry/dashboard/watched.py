@@ -179,7 +179,7 @@ class MetricsTail(LinesTail):
         self._num_rows = end
 
 
-_SEARCH = "__search__"
+_SEARCH, _CONFIG = "__search__", "__algorithm_config__"
 _LOGARITHMIC = ("loguniform", "qloguniform", "lograndint", "qlograndint")
 _MAX_TEXT = 40
 
@@ -242,8 +242,8 @@ class WatchedSearch:
         self.path = path
         self.trials: dict[str, WatchedTrial] = {}
         stored = json.loads((path / "tuner.json").read_text(encoding="utf-8"))
-        space = stored.get("param_space") or {}
-        self._axes = dict(_searched(space.get("values") or space.get("space") or {}))
+        space = (stored.get("param_space") or {}).get("value") or {}
+        self._axes = dict(_searched((space.get(_CONFIG) or {}).get("values") or space))
         fields = (stored.get("tune_config") or {}).get("fields") or {}
         self._metric = (fields.get("metric") or {}).get("value") or "env_runners/episode_return_mean"
         self._mode = (fields.get("mode") or {}).get("value") or "max"

@@ -59,6 +59,7 @@ PAUSE = Decision("pause", saves=True)
 STOP = Decision("stop")
 
 
+@dataclasses.dataclass
 class TrialScheduler:
     """Base class of the schedulers.
 
@@ -138,8 +139,7 @@ class FIFOScheduler(TrialScheduler):
     def set_search_properties(self, metric: str | None, mode: Mode | None) -> None:
         """Use the metric and mode of TuneConfig; both may be missing."""
         check_mode(mode, "TuneConfig")
-        self.metric: str | None = metric
-        self.mode: Mode | None = mode
+        self.metric, self.mode = metric, mode
 
 
 @dataclasses.dataclass
@@ -163,9 +163,6 @@ class ASHAScheduler(TrialScheduler):
         stop_last_trials: Whether trials end at `max_t`.
     """
 
-    time_attr: str = "training_iteration"
-    metric: str | None = None
-    mode: Mode | None = None
     max_t: float = 100
     grace_period: float = 1
     reduction_factor: float = 4
@@ -238,8 +235,6 @@ class MedianStoppingRule(TrialScheduler):
     """
 
     time_attr: str = "time_total_s"
-    metric: str | None = None
-    mode: Mode | None = None
     grace_period: float = 60.0
     min_samples_required: int = 3
     hard_stop: bool = True
@@ -307,8 +302,6 @@ class PopulationBasedTraining(TrialScheduler):
     """
 
     time_attr: str = "time_total_s"
-    metric: str | None = None
-    mode: Mode | None = None
     perturbation_interval: float = 60.0
     burn_in_period: float = 0.0
     hyperparam_mutations: Mapping[str, Any] = dataclasses.field(default_factory=dict)
