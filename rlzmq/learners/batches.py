@@ -6,12 +6,12 @@ fresh episodes ──add──► source ──batches──► learner connecto
 
 A source decides what a learner rank trains on, given the fresh data of each update:
 
-| source | fresh data | an update trains |
-|---|---|---|
-| `FreshBatch` | this update's | all of it, once |
-| `CircularBuffer` | the newest N batches | 1 to K of them |
-| `EpisodeReplay` | a replay buffer | the number of batches given by `ReplayRatio` |
-| `OfflineShards` | none | a fixed number of batches from files |
+| source | of | fresh data | an update trains |
+|---|---|---|---|
+| `FreshBatch` | PPO, IMPALA | this update's | all of it, once |
+| `CircularBuffer` | APPO | the newest N batches | 1 to K of them |
+| `EpisodeReplay` (`replay_learner`) | DQN, SAC, TQC, TD3 | into a replay buffer | the batches due by `ReplayRatio` |
+| `OfflineShards` (`offline_learner`) | BC, MARWIL, CQL, IQL | none | a fixed number of batches from files |
 
 A source belongs to its rank and is never sent between ranks. A rank that joins starts with an empty source, and the
 content of a dead rank's source is lost and counted as ``buffer_lost``.
@@ -204,8 +204,7 @@ class CircularBuffer(BatchSource):
     """The newest N batches, each trained up to K times (IMPACT, arXiv:1912.00167).
 
     Each batch has K uses. An update draws one to K of the remaining uses uniformly, so that N (K - 1) / 2 uses remain
-    on
-    average: enough to mix the last N batches, but so few that hardly any expires unused.
+    on average: enough to mix the last N batches, but so few that hardly any expires unused.
 
     Args:
         num_batches: N, >= 1.
