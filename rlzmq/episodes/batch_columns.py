@@ -46,8 +46,7 @@ class BatchColumns(list[Any]):
     """Data of an `EpisodeBatch`, whose docstring documents the arguments."""
 
     __slots__ = (
-        "_is_ordinary",
-        "_tracked",
+        "_made",
         "action_space",
         "agent_ids",
         "agent_to_module_mapping_fn",
@@ -74,8 +73,7 @@ class BatchColumns(list[Any]):
         "truncated",
     )
 
-    _is_ordinary: bool
-    _tracked: dict[int, Any]
+    _made: list[Any] | None  # the chunks as episodes, once one was asked for
 
     def __init__(
         self,
@@ -140,8 +138,7 @@ class BatchColumns(list[Any]):
         self.env_ts: IntArray | None = None if env_ts is None else np.asarray(env_ts, np.int64)
         self.leftovers: dict[int, dict[str, Any]] = {} if leftovers is None else leftovers
         self.agent_to_module_mapping_fn = agent_to_module_mapping_fn
-        self._is_ordinary = False
-        self._tracked = {}
+        self._made = None
         for name in (*_ARRAYS, *ID_LISTS):
             values = getattr(self, name)
             if values is not None and len(values) != num_chunks:
@@ -153,7 +150,7 @@ class BatchColumns(list[Any]):
 
     def __len__(self) -> int:
         """Return the number of chunks."""
-        return list.__len__(self) if self._is_ordinary else len(self.start)
+        return len(self.start) if self._made is None else list.__len__(self)
 
     @property
     def agent_batches(self) -> list[Any]:

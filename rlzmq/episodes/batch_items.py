@@ -5,6 +5,7 @@ The parts of an item are created on access.
 
 from __future__ import annotations
 
+import itertools
 from typing import Any, TypeVar
 
 import gymnasium as gym
@@ -26,7 +27,7 @@ from rlzmq.episodes.multi_agent_episode import MultiAgentEpisode
 from rlzmq.episodes.single_agent_episode import SingleAgentEpisode
 from rlzmq.episodes.step_values import as_rewards
 
-__all__ = ["SharedColumns", "from_episodes", "kind_of", "new_item"]
+__all__ = ["from_episodes", "kind_of", "new_items"]
 
 B = TypeVar("B", bound=BatchColumns)
 
@@ -407,9 +408,12 @@ class SharedColumns:
         return InfiniteLookbackBuffer._of_view(arrays, num, lookback, space)
 
 
-def new_item(batch: BatchColumns, position: int) -> Any:
-    """Return a chunk as an episode."""
-    return _new_episode(batch, position) if batch.groups is None else _new_episode_of_agents(batch, position)
+def new_items(batch: BatchColumns) -> list[Any]:
+    """See `EpisodeBatch.new_items`."""
+    if batch.groups is not None:
+        return [_new_episode_of_agents(batch, e) for e in range(len(batch.start))]
+    rows: Any = zip(*(getattr(batch, name).tolist() for name in TABLE), strict=True)
+    return list(map(SharedColumns(batch).episode, itertools.count(), rows))
 
 
 def _new_episode(batch: BatchColumns, position: int) -> SingleAgentEpisode:

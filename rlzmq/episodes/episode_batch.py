@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, Self, SupportsIndex, overload
 
 import numpy as np
@@ -11,15 +11,15 @@ from numpy.typing import NDArray
 
 from rlzmq.core.tree import tree_rows
 from rlzmq.episodes import episode_wire
-from rlzmq.episodes.batch_columns import AGENT_LISTS, TABLE, BatchColumns, chosen_positions
-from rlzmq.episodes.batch_items import SharedColumns, from_episodes, new_item
+from rlzmq.episodes.batch_columns import AGENT_LISTS, BatchColumns, chosen_positions
+from rlzmq.episodes.batch_items import from_episodes, new_items
 from rlzmq.episodes.columns import Columns
 
 __all__ = ["EpisodeBatch", "concat_joined", "join_chunks"]
 
 
 class EpisodeBatch(BatchColumns):
-    """A list of chunks of episodes on shared columns. The chunks are created on access.
+    """A list of chunks of episodes on shared columns. The episodes are created when the first one is asked for.
 
     All columns have the same slot numbers. Chunk ``c`` has its first observation (after the lookback part) in slot
     ``start[c]`` and its last one in ``start[c] + length[c]``. Step ``t`` (its action, reward, …) is in the slot of the
@@ -35,12 +35,12 @@ class EpisodeBatch(BatchColumns):
     Items, ``batch[a:b]``, `split` and `slice_steps` share the columns. As in a list, ``batch[i]`` always returns the
     same episode (a SingleAgentEpisode or MultiAgentEpisode). It can be changed (setters, further steps,
     ``custom_data``); it then copies the changed data and leaves the columns alone. The list itself can be changed, too
-    (`append`, ``del batch[0]``, …). `updated`, and so every operation that makes new batches of this one, sends it or
-    learns from it, uses the current list and episodes. Columns and table never change.
+    (`append`, ``del batch[0]``, …). Columns and table never change: once an episode was asked for, `updated`, and so
+    every operation that makes new batches of this one, sends it or learns from it, reads the current list and episodes.
 
-    A change of the list itself turns the batch into an ordinary list of its episodes. The underlying list is empty
-    until then, or until the batch is the right operand of ``+``. C code that accesses a list's memory directly
-    therefore sees no items: in the standard library only `operator.concat` and `heapq`. Pass ``list(batch)`` to them.
+    The underlying list is empty until an episode is asked for, or the batch is the right operand of ``+``. C code that
+    accesses a list's memory directly therefore sees no items before: in the standard library only `operator.concat`
+    and `heapq`. Pass ``list(batch)`` to them.
 
     Example:
         >>> batch = EpisodeBatch.from_episodes(episodes)
@@ -88,7 +88,7 @@ class EpisodeBatch(BatchColumns):
     @property
     def num_env_steps(self) -> int:
         """Number of env steps in all chunks, without lookback parts."""
-        if self._is_ordinary:
+        if self._made is not None:
             return sum(map(len, self))
         length = self.length
         return int(length.item() if len(length) == 1 else length.sum())
@@ -147,31 +147,26 @@ class EpisodeBatch(BatchColumns):
             return tree_rows(batch.columns[index], batch.step_slots())
         if isinstance(index, slice):
             return self.select(np.arange(len(self), dtype=np.int64)[index])
-        return list.__getitem__(self, index) if self._is_ordinary else self._item(range(len(self))[index])
+        return list.__getitem__(self._filled(), index)
 
-    def _item(self, position: int) -> object:
-        """Return the chunk at an index from 0; always the same episode for the same index."""
-        episode = self._tracked.get(position)
-        if episode is None:
-            episode = self._tracked[position] = self.new_item(position)
-        return episode
+    def _filled(self) -> Self:
+        """Make the episodes, if that was not done yet: from now on, this is a list of them."""
+        if self._made is None:
+            self._made = self.new_items()
+            list.extend(self, self._made)
+        return self
 
     def updated(self) -> EpisodeBatch:
-        """Return this batch or, if its list was changed or an item was looked at, a new one of its items.
+        """Return this batch or, if its episodes were looked at, a new one of what the list now has.
 
         Raises:
             ValueError: The items do not fit together; see `from_episodes`.
         """
-        if self._is_ordinary:
-            batch = EpisodeBatch.from_episodes(self)
-        else:
-            tracked = self._tracked
-            if not tracked:
-                return self
-            batch = EpisodeBatch.from_episodes(
-                tracked[i] if i in tracked else self.new_item(i) for i in range(len(self))
-            )
-            batch.env_index = self.env_index
+        if self._made is None:
+            return self
+        batch = EpisodeBatch.from_episodes(self)
+        places = {id(episode): env for episode, env in zip(self._made, self.env_index, strict=True)}
+        batch.env_index = np.array([places.get(id(episode), -1) for episode in self], np.int64)
         batch.meta = self.meta
         return batch
 
@@ -187,21 +182,9 @@ class EpisodeBatch(BatchColumns):
             return batch[:], batch[len(batch) :]
         return batch.slice_steps(0, num_steps), batch.slice_steps(num_steps, total)
 
-    def _items(self) -> Iterator[Any]:
-        if self.groups is not None:
-            yield from map(self._item, range(len(self)))
-            return
-        tracked, create = self._tracked, SharedColumns(self).episode
-        rows = zip(*(getattr(self, name).tolist() for name in TABLE), strict=True)
-        for position, row in enumerate(rows):
-            episode = tracked.get(position)
-            if episode is None:
-                episode = tracked[position] = create(position, row)
-            yield episode
-
-    def new_item(self, position: int) -> Any:
-        """Return one chunk as a new episode, whose changes this batch ignores."""
-        return new_item(self, position)
+    def new_items(self) -> list[Any]:
+        """Return the chunks as new episodes, whose changes this batch ignores."""
+        return new_items(self)
 
     def select(self, chunks: object) -> EpisodeBatch:
         """Return some of the chunks, in the given order, on the same columns.
@@ -270,28 +253,10 @@ class EpisodeBatch(BatchColumns):
 
     # -- the list -------------------------------------------------------------------------------------
 
-    def __iter__(self) -> Iterator[Any]:
-        return list.__iter__(self) if self._is_ordinary else self._items()
-
     def __radd__(self, other: object) -> Any:
-        """Fill the underlying list, so that a list on the left of ``+`` or ``+=`` can read it."""
-        if not self._is_ordinary:
-            list.__setitem__(self, slice(None), list(self))
+        """Fill the list, so that one on the left of ``+`` or ``+=`` can read it."""
+        self._filled()
         return NotImplemented
-
-    def __add__(self, other: Iterable[Any]) -> list[Any]:
-        """Return the episodes of both as a list."""
-        return [*self, *other]
-
-    def __iadd__(self, other: Iterable[Any]) -> Self:
-        self.extend(other)
-        return self
-
-    def __eq__(self, other: object) -> bool:
-        return self is other or (isinstance(other, list) and list(self) == list(other))
-
-    def __ne__(self, other: object) -> bool:
-        return not self == other
 
     def __reduce_ex__(self, protocol: SupportsIndex) -> tuple[Any, ...]:
         batch = self.updated()
@@ -333,42 +298,26 @@ class EpisodeBatch(BatchColumns):
         )
 
 
-def _as_lists(values: Iterable[Any]) -> list[Any]:
-    """Return the arguments of a list's method in C, which sees no items of a batch that is not an ordinary list."""
-    return [list(value) if isinstance(value, EpisodeBatch) else value for value in values]
-
-
-def _reading(method: Any) -> Any:
-    """Return a method of `list` for batches: it reads a list of their episodes."""
+def _filling(method: Any) -> Any:
+    """Return a method of `list` that fills batches first: in C, it sees the items that there are."""
 
     @functools.wraps(method)
-    def read(self: EpisodeBatch, *args: Any) -> Any:
-        return method(list(self), *_as_lists(args))
+    def call(self: EpisodeBatch, *args: Any, **kwargs: Any) -> Any:
+        for value in args:
+            if isinstance(value, EpisodeBatch):
+                value._filled()
+        return method(self._filled(), *args, **kwargs)
 
-    return read
-
-
-def _changing(method: Any) -> Any:
-    """Return a method of `list` for batches: it first makes them ordinary lists of their episodes."""
-
-    @functools.wraps(method)
-    def change(self: EpisodeBatch, *args: Any, **kwargs: Any) -> Any:
-        if not self._is_ordinary:
-            episodes = list(self)
-            self._is_ordinary = True
-            list.__setitem__(self, slice(None), episodes)
-        return method(self, *_as_lists(args), **kwargs)
-
-    return change
+    return call
 
 
-_READING = ("__reversed__", "__contains__", "index", "count", "copy", "__mul__", "__rmul__")
-_COMPARING = ("__lt__", "__le__", "__gt__", "__ge__")
+_READING = ("__iter__", "__reversed__", "__contains__", "index", "count", "copy")
+_OPERATORS = ("__add__", "__mul__", "__rmul__", "__iadd__", "__imul__")
+_COMPARING = ("__eq__", "__ne__", "__lt__", "__le__", "__gt__", "__ge__")
 _CHANGING = ("append", "extend", "insert", "pop", "remove", "clear", "reverse", "sort")
-for _name in (*_READING, *_COMPARING):
-    setattr(EpisodeBatch, _name, _reading(getattr(list, _name)))
-for _name in (*_CHANGING, "__setitem__", "__delitem__", "__imul__"):
-    setattr(EpisodeBatch, _name, _changing(getattr(list, _name)))
+_ITEMS = ("__setitem__", "__delitem__")
+for _name in (*_READING, *_OPERATORS, *_COMPARING, *_CHANGING, *_ITEMS):
+    setattr(EpisodeBatch, _name, _filling(getattr(list, _name)))
 
 
 def _restored(fields: dict[str, Any]) -> EpisodeBatch:

@@ -473,7 +473,7 @@ class EnvRunner(TellsUncalled, Checkpointable):
     def _finished_of(self, batch: Any) -> FinishedEpisodes:
         """Return the statistics of the episodes that ended, with the sums of their earlier chunks."""
         finished = FinishedEpisodes()
-        for episode in map(batch.new_item, range(len(batch))):
+        for episode in batch.new_items():
             totals = self._totals.setdefault(episode.id_, EpisodeTotals())
             totals.add(*returns_of(episode))
             if episode.is_done:

@@ -294,7 +294,7 @@ class Program:
             other.add_env_reset(self.episode.get_observations(0))
             batch = EpisodeBatch.from_episodes([other, self.episode, other])
             self.episode = batch[1] if self.pick(0, 1) else list(batch)[1]
-            self.frozen.append((batch.new_item(1), self.model.copy()))  # its columns are not changed
+            self.frozen.append((batch.new_items()[1], self.model.copy()))  # its columns are not changed
             assert self.episode.is_numpy
 
     def _is_batchable(self) -> bool:
