@@ -11,29 +11,17 @@ import logging
 import sys
 from typing import TYPE_CHECKING, Any
 
-from rlzmq.core.imports import MissingNameFinder, import_failure
-from rlzmq.core.imports import names_to_load
+from rlzmq.core.imports import MissingNameFinder, import_failure, names_to_load
 from rlzmq.core.synonyms import accepted_name
 from rlzmq.core.version import __version__ as __version__
 
 if TYPE_CHECKING:  # type checkers and editors read these imports, and so does `names_to_load`
     from rlzmq.actors.system import ActorHandle as ActorHandle, ActorSystem as ActorSystem
-    from rlzmq.algorithms.algorithm import Algorithm as Algorithm
     from rlzmq.algorithms.algorithm_config import AlgorithmConfig as AlgorithmConfig
     from rlzmq.algorithms.async_algorithm import AsyncAlgorithm as AsyncAlgorithm
-    from rlzmq.algorithms.classes import (
-        APPO as APPO,
-        BC as BC,
-        CQL as CQL,
-        DQN as DQN,
-        IMPALA as IMPALA,
-        IQL as IQL,
-        MARWIL as MARWIL,
-        PPO as PPO,
-        SAC as SAC,
-        TD3 as TD3,
-        TQC as TQC,
-    )
+    from rlzmq.algorithms.algorithm import APPO as APPO, BC as BC, CQL as CQL, DQN as DQN, IMPALA as IMPALA
+    from rlzmq.algorithms.algorithm import Algorithm as Algorithm, IQL as IQL, MARWIL as MARWIL, PPO as PPO
+    from rlzmq.algorithms.algorithm import SAC as SAC, TD3 as TD3, TQC as TQC
     from rlzmq.algorithms.appo import APPOConfig as APPOConfig
     from rlzmq.algorithms.appo.appo_learner import APPOLearner as APPOLearner
     from rlzmq.algorithms.bc import BCConfig as BCConfig
@@ -85,10 +73,8 @@ if TYPE_CHECKING:  # type checkers and editors read these imports, and so does `
         FrameStacking as FrameStacking,
         NumpyToTensor as NumpyToTensor,
     )
-    from rlzmq.connectors.connector_v2 import ConnectorV2 as ConnectorV2
-    from rlzmq.connectors.connector_v2 import TorchPiece as TorchPiece
-    from rlzmq.deploy.export import export_policy as export_policy
-    from rlzmq.deploy.export import ExportError as ExportError
+    from rlzmq.connectors.connector_v2 import ConnectorV2 as ConnectorV2, TorchPiece as TorchPiece
+    from rlzmq.deploy.export import export_policy as export_policy, ExportError as ExportError
     from rlzmq.deploy.policy_server import (
         AsyncPolicyServer as AsyncPolicyServer,
         PolicyServer as PolicyServer,
@@ -188,7 +174,7 @@ if TYPE_CHECKING:  # type checkers and editors read these imports, and so does `
         TargetNetworkAPI as TargetNetworkAPI,
         ValueFunctionAPI as ValueFunctionAPI,
     )
-    from rlzmq.modules.default_models import DefaultPPOTorchRLModule as DefaultPPOTorchRLModule
+    from rlzmq.modules.default_models.actor_critic import DefaultPPOTorchRLModule as DefaultPPOTorchRLModule
     from rlzmq.modules.distributions import (
         Distribution as Distribution,
         TorchCategorical as TorchCategorical,

@@ -30,15 +30,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import numpy as np
 
 from rlzmq.algorithms.registry import ALGORITHMS, config_class_named
-from rlzmq.algorithms.stored_config import (
-    PLACES,
-    Given,
-    Purpose,
-    acting_config,
-    config_class_of,
-    revive_config,
-    with_stored_modules,
-)
+from rlzmq.algorithms.stored_config import PLACES, Given, Purpose, StoredConfig
 from rlzmq.config.base_config import BaseConfig
 from rlzmq.core import faults
 from rlzmq.core.checkpoint import (
@@ -189,20 +181,18 @@ class StoredAlgorithm:
 
     Attributes:
         path: The checkpoint.
-        is_mine: Whether it carries this user's signature.
-        config: The stored config, as by `AlgorithmConfig.to_stored`.
+        config: The stored config, with what describes the modules.
         state: The components of the state.
     """
 
     path: Path
-    is_mine: bool
-    config: Mapping[str, Any]
+    config: StoredConfig
     state: dict[str, Any]
 
     @property
     def seed(self) -> int | None:
         """The run's seed, which its first build drew if none was set."""
-        return self.config.get("values", {}).get("seed")  # type: ignore[no-any-return]
+        return self.config.plain.get("values", {}).get("seed")  # type: ignore[no-any-return]
 
     @property
     def acting_state(self) -> dict[str, Any]:
@@ -212,30 +202,14 @@ class StoredAlgorithm:
             **self.state["env_runner"],
         }
 
-    def config_class(self, given: Given) -> type[BaseConfig]:
-        """Return the class of the config.
-
-        Raises:
-            CheckpointError: It is the user's own and not trusted.
-        """
-        return config_class_of(self.config, str(self.path), given, is_mine=self.is_mine)
-
     def config_to(self, purpose: Purpose, given: Given) -> BaseConfig:
         """Return the caller's config or the stored one, with the checkpoint's modules, and to resume with its seed.
 
         Raises:
             CheckpointError: Code is missing that the purpose needs.
         """
-        modules, own = self.state.get("modules", {}), given.own_config()
-        if own is None and purpose != "resume":
-            return acting_config(
-                self.config, modules, str(self.path), given, is_mine=self.is_mine, purpose=purpose
-            )
-        if own is None:
-            chosen = revive_config(self.config, str(self.path), given, is_mine=self.is_mine, modules=modules)
-        else:
-            chosen = with_stored_seed(own, self.path) if purpose == "resume" else own
-        return with_stored_modules(chosen, modules, given.classes(is_mine=self.is_mine))
+        config = self.config.config_to(purpose, given)
+        return with_stored_seed(config, self.path) if purpose == "resume" else config
 
 
 def load_policy(runner: Any, state: Mapping[str, Any]) -> None:
@@ -263,8 +237,9 @@ def read_algorithm(path: str | Path) -> StoredAlgorithm:
             )
     if not isinstance(config, Mapping):
         raise CheckpointError(f"{stored.path} is not a checkpoint of an algorithm: it has no config.")
-    classes = {key: stored.about.get(key) for key in _CONFIG_CLASS}
-    return StoredAlgorithm(stored.path, stored.is_mine, {**config, **classes}, state)
+    plain = {**config, **{key: stored.about.get(key) for key in _CONFIG_CLASS}}
+    modules = state.get("modules", {})
+    return StoredAlgorithm(stored.path, StoredConfig(plain, str(stored.path), stored.is_mine, modules), state)
 
 
 def check_algorithm_class(path: str | Path, chosen: type) -> None:

@@ -18,10 +18,10 @@ from typing import Any
 from rlzmq.actors.handle import ActorHandle
 from rlzmq.algorithms.results import merge_into
 from rlzmq.config.base_config import BaseConfig
+from rlzmq.core.checkpoint import without_objects
 from rlzmq.core.errors import ClosedError, ConfigurationError, first_error
 from rlzmq.core.metrics import MetricsLogger
 from rlzmq.core.names import ALL_MODULES
-from rlzmq.core.plain import without_objects
 from rlzmq.core.signatures import place_of_code
 from rlzmq.driver.async_env_runner_group import AsyncEnvRunnerGroup
 from rlzmq.driver.session import Session

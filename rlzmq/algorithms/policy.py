@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Collection, Hashable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
@@ -113,10 +112,9 @@ class Policy(AnswersSynonyms):
             self._generator.seed()
         else:
             self._generator.manual_seed(derive_seed(seed, "acting"))
-        self._module_step: ModuleStep | None = None  # if the policy acts on rows
+        self._module_step = ModuleStep(self._acting, self._generator, self._env_to_module.device)
         on_rows = self._env_to_module.on_rows and self._module_to_env.on_rows
-        if self.is_stateless and self._agents.on_rows and on_rows:
-            self._module_step = ModuleStep(self._acting, self._generator, self._env_to_module.device)
+        self._acts_on_rows: bool = self.is_stateless and self._agents.on_rows and on_rows
         self.reset()
 
     @classmethod
@@ -150,7 +148,7 @@ class Policy(AnswersSynonyms):
             KeyError: There is no such module or agent.
         """
         stored = _stored(path, Given(config, trust, module_class, settings))
-        return cls(**vars(stored), module_id=module_id, agent_id=agent_id)
+        return cls(**stored, module_id=module_id, agent_id=agent_id)
 
     @classmethod
     def load_each(
@@ -173,8 +171,8 @@ class Policy(AnswersSynonyms):
             CheckpointError: See `load`.
         """
         stored = _stored(path, Given(config, trust, module_class, settings))
-        ids = agents_with_modules(stored.config, stored.spaces)
-        return [cls(**vars(stored), module_id=module_id, agent_id=agent_id) for module_id, agent_id in ids]
+        ids = agents_with_modules(stored["config"], stored["spaces"])
+        return [cls(**stored, module_id=module_id, agent_id=agent_id) for module_id, agent_id in ids]
 
     def copy(self) -> Self:
         """Return another policy with the same weights, at the beginning of a new episode."""
@@ -225,7 +223,7 @@ class Policy(AnswersSynonyms):
         Raises:
             ValueError: The observation does not fit the observation space.
         """
-        if self._module_step is not None:
+        if self._acts_on_rows:
             observation = as_value_of(self.observation_space, observation)
             batch = tree_map(lambda leaf: leaf[None], observation)
             action = first_row(self._act_on_columns(batch, explore))
@@ -254,11 +252,11 @@ class Policy(AnswersSynonyms):
                 "policy.copy() per env and its compute_action()."
             )
         observations = as_batch_of(self.observation_space, observations)
-        if self._module_step is not None:
+        if self._acts_on_rows:
             return self._act_on_columns(observations, explore, is_batch=True)
         ongoing = self._episode
         items = [self._agents.wrapped(item) for item in tree_unstack(observations)]
-        episodes = [self._new_episode(item, index) for index, item in enumerate(items)]
+        episodes = [self._agents.new_episode(item, f"{index}") for index, item in enumerate(items)]
         actions, _ = self._run_pipelines(episodes, explore, {"generator": self._generator})
         self._episode = ongoing
         return tree_stack([self._agents.unwrapped(action) for action in actions])
@@ -267,7 +265,6 @@ class Policy(AnswersSynonyms):
 
     def _act_on_columns(self, observations: Any, explore: bool, *, is_batch: bool = False) -> object:
         to_module, to_env, step = self._env_to_module, self._module_to_env, self._module_step
-        assert step is not None
         num = num_items(observations)
         is_first = np.full(num, is_batch or not self._num_steps)
         rows = ColumnRows({}, 0, is_first=is_first, num_previous=np.zeros(num, np.int64))
@@ -286,7 +283,7 @@ class Policy(AnswersSynonyms):
 
     def _step(self, observation: Any, explore: bool, reward: Any) -> Any:
         if self._episode is None:
-            self._episode = self._new_episode(observation, 0)
+            self._episode = self._agents.new_episode(observation, "0")
         else:
             if len(self._episode) >= _MAX_CHUNK_STEPS:
                 self._episode = self._episode.cut(self._lookback)
@@ -298,9 +295,6 @@ class Policy(AnswersSynonyms):
         )
         self._num_steps += 1
         return actions[0]
-
-    def _new_episode(self, observation: Any, index: int) -> object:
-        return self._agents.new_episode(observation, f"{index}")
 
     def _run_pipelines(
         self, episodes: list[Any], explore: bool, shared_data: dict[str, Any]
@@ -316,12 +310,9 @@ class Policy(AnswersSynonyms):
         if not batch:  # no agent acts
             self._stored_actions = [{} for _ in episodes]
             return [{} for _ in episodes], [{} for _ in episodes]
+        self._module_step.begin(explore=explore)
         with torch.inference_mode():
-            module = self._acting
-            if explore:
-                outputs = module.forward_exploration(batch, t=self.num_env_steps_sampled)
-            else:
-                outputs = module.forward_inference(batch)
+            outputs = self._module_step.forward(batch, self.num_env_steps_sampled)
         columns = self._module_to_env(batch=dict(outputs), **arguments)
         per_episode = {
             name: values if isinstance(values, list) else tree_unstack(values)
@@ -342,18 +333,8 @@ class Policy(AnswersSynonyms):
         return for_env, extras
 
 
-@dataclass(frozen=True)
-class _Stored:
-    """The arguments of `Policy` from a checkpoint."""
-
-    config: BaseConfig
-    modules: Any
-    spaces: tuple[Any, Any]
-    connector_state: Mapping[str, Any]
-    num_env_steps_sampled: int
-
-
-def _stored(path: str | Path, given: Given) -> _Stored:
+def _stored(path: str | Path, given: Given) -> dict[str, Any]:
+    """Return the arguments of `Policy` from a checkpoint."""
     stored = read_algorithm(path)
     state, config = stored.state, stored.config_to("act", given)
     plain = state.get("modules", {}).get("spaces")
@@ -361,4 +342,10 @@ def _stored(path: str | Path, given: Given) -> _Stored:
     spec = config.get_multi_rl_module_spec(spaces={"__env_single__": spaces}, inference_only=True)
     modules = spec.build(seed=config.seed)
     modules.set_state(state["learner_group/learner"]["rl_module"])
-    return _Stored(config, modules, spaces, state["env_runner"], int(state["accounting"]["sampled"]))
+    return {
+        "config": config,
+        "modules": modules,
+        "spaces": spaces,
+        "connector_state": state["env_runner"],
+        "num_env_steps_sampled": int(state["accounting"]["sampled"]),
+    }

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import abc
 import contextlib
 from collections.abc import Hashable, Mapping
 from typing import Any
@@ -40,7 +39,7 @@ def agents_of_policy(
     if module_id is not None and module_id not in modules:
         raise KeyError(f"no module {module_id!r}.{did_you_mean(module_id, list(modules.keys()))}")
     if not config.is_multi_agent:
-        return _OnlyAgent(modules, spaces)
+        return PolicyAgents(modules[DEFAULT_MODULE_ID], spaces)
     mapping_fn = config.policy_mapping_fn or default_agent_to_module_mapping_fn
     if module_id is None and agent_id is None:
         return _AllAgents(modules, spaces, mapping_fn)
@@ -81,8 +80,8 @@ def _checked_agent(agent_id: Hashable, module_id: str | None, config: BaseConfig
     return agent_id
 
 
-class PolicyAgents(abc.ABC):
-    """The agents that a policy plays, and their episodes.
+class PolicyAgents:
+    """The agents that a policy plays, and their episodes: the agent of a single-agent env. Subclasses play others.
 
     Attributes:
         acting: The acting module.
@@ -92,32 +91,34 @@ class PolicyAgents(abc.ABC):
     """
 
     are_all: bool = False
-    on_rows: bool = False
+    on_rows: bool = True
 
     def __init__(self, acting: Any, env_spaces: tuple[Any, Any]) -> None:
         self.acting = acting
         self.spaces = env_spaces
         self._spaces: dict[str, Any] = {"observation_space": env_spaces[0], "action_space": env_spaces[1]}
 
-    @abc.abstractmethod
     def acting_module(self) -> tuple[str, Any, Any]:
         """See `Policy.acting_module`."""
+        return DEFAULT_MODULE_ID, self.acting, None
 
-    @abc.abstractmethod
     def new_episode(self, observation: Any, name: str) -> Any:
         """Return an episode with its first observation."""
+        episode = SingleAgentEpisode(name, **self._spaces)
+        episode.add_env_reset(observation, {})
+        return episode
 
-    @abc.abstractmethod
     def add_step(self, episode: Any, observation: Any, actions: Any, reward: Any, outputs: Any) -> None:
         """Add a step to an episode."""
+        episode.add_env_step(observation, actions, float(reward), {}, extra_model_outputs=outputs)
 
-    @abc.abstractmethod
     def outputs(self, values: dict[str, Any], actions: Any) -> dict[Any, Any]:
         """Return the extra model outputs of a step, given the values for its episode by output."""
+        return values
 
-    @abc.abstractmethod
-    def with_known_names(self, known: object, outputs: dict[Any, Any]) -> dict[Any, Any]:
+    def with_known_names(self, known: Any, outputs: dict[Any, Any]) -> dict[Any, Any]:
         """Return the outputs with the names of earlier steps, even if `explore` has changed in between."""
+        return _like(known, outputs)
 
     def checked(self, observation: Any) -> Any:
         """Return an observation of the user as episodes store it.
@@ -136,36 +137,11 @@ class PolicyAgents(abc.ABC):
         return item
 
 
-class _OnlyAgent(PolicyAgents):
-    """The agent of a single-agent env."""
-
-    on_rows = True
-
-    def __init__(self, modules: Any, spaces: tuple[Any, Any]) -> None:
-        super().__init__(modules[DEFAULT_MODULE_ID], spaces)
-
-    def acting_module(self) -> tuple[str, Any, Any]:
-        return DEFAULT_MODULE_ID, self.acting, None
-
-    def new_episode(self, observation: Any, name: str) -> SingleAgentEpisode:
-        episode = SingleAgentEpisode(name, **self._spaces)
-        episode.add_env_reset(observation, {})
-        return episode
-
-    def add_step(self, episode: Any, observation: Any, actions: Any, reward: Any, outputs: Any) -> None:
-        episode.add_env_step(observation, actions, float(reward), {}, extra_model_outputs=outputs)
-
-    def outputs(self, values: dict[str, Any], actions: Any) -> dict[Any, Any]:
-        return values
-
-    def with_known_names(self, known: Any, outputs: dict[Any, Any]) -> dict[Any, Any]:
-        return _like(known, outputs)
-
-
 class _AllAgents(PolicyAgents):
     """All agents of a multi-agent env."""
 
     are_all = True
+    on_rows = False
 
     def __init__(self, modules: Any, spaces: tuple[Any, Any], mapping_fn: Any) -> None:
         super().__init__(modules, spaces)

@@ -58,13 +58,9 @@ def config_class_named(name: str) -> type[BaseConfig]:
         CheckpointError: There is no such class.
     """
     for path in (BASE_CONFIG, *ALGORITHMS.values()):
-        if _name(path) == name:
+        if path.partition(":")[2] == name:
             return find_code(path, CALLER)  # type: ignore[no-any-return]
     raise CheckpointError(f"The checkpoint is of an unknown config class {name!r}. Pass config=….")
-
-
-def _name(path: str) -> str:
-    return path.partition(":")[2]
 
 
 _FACTS = ("source", "target", "budget", "seeds", "curve")

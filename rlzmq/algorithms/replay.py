@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from rlzmq.algorithms.stored_config import Given, revive_config
+from rlzmq.algorithms.stored_config import Given, StoredConfig
 from rlzmq.config.base_config import BaseConfig
 from rlzmq.core.checkpoint import open_checkpoint, read_part, write_checkpoint
 from rlzmq.core.errors import CheckpointError, ConfigurationError
@@ -65,7 +65,8 @@ def load_update(
             f"{path} holds no update: expected a directory that `rlzmq replay` wrote for a debugger."
         )
     update = components[_UPDATE]
-    config = revive_config(components[_CONFIG], str(path), Given(config, trust), is_mine=stored.is_mine)
+    stored_config = StoredConfig(components[_CONFIG], str(path), stored.is_mine)
+    config = stored_config.config_to("resume", Given(config, trust))
     learner = learner_of(config, unpack_blob(update["spaces"]))
     learner.set_state(read_part(path, Learner.checkpoint_name))
     learner.source = _GivenBatches([len(batch) for batch in update["batches"]])
@@ -239,8 +240,8 @@ class Replay:
 
     def _updates_of(self, file: ArrivalFile, wanted: Sequence[int]) -> Iterator[RepeatedUpdate]:
         """Repeat these updates of one learner process, and the earlier ones that they depend on."""
-        given = Given(self._config, self._trust)
-        config = revive_config(file.head["config"], str(file.path), given, is_mine=file.is_mine)
+        stored = StoredConfig(file.head["config"], str(file.path), file.is_mine)
+        config = stored.config_to("resume", Given(self._config, self._trust))
         self._head = file.head
         learner = learner_of(config, file.head["spaces"])
         start, state = self._start(file, wanted[0], keeps_data=learner.source.keeps_data)

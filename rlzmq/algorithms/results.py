@@ -11,6 +11,7 @@ from typing import Any
 
 from rlzmq.algorithms.health import HealthWatch, judge
 from rlzmq.config.base_config import BaseConfig
+from rlzmq.core.checkpoint import without_objects
 from rlzmq.core.metrics import LEARNER_STAGES, METRICS_STATES, MetricsLogger, StageTimers, StatsBase
 from rlzmq.core.names import (
     ALL_MODULES,
@@ -20,7 +21,6 @@ from rlzmq.core.names import (
     NUM_ENV_STEPS_SAMPLED_LIFETIME,
     REPLAY_BUFFER_RESULTS,
 )
-from rlzmq.core.plain import without_objects
 from rlzmq.core.score_statistics import svg_curve
 from rlzmq.core.synonyms import missing_key
 from rlzmq.driver.session import Session

@@ -27,7 +27,8 @@ from rlzmq.envs.multi_agent_env import SyncVectorMultiAgentEnv
 from rlzmq.episodes.columns import DEFAULT_MODULE_ID, Columns
 from rlzmq.episodes.multi_agent_episode import MultiAgentEpisode
 from rlzmq.episodes.single_agent_episode import SingleAgentEpisode
-from rlzmq.modules.default_models import DefaultPPOTorchRLModule
+from rlzmq.modules.default_models import image_encoders
+from rlzmq.modules.default_models.actor_critic import DefaultPPOTorchRLModule
 from rlzmq.modules.spec import RLModuleSpec
 
 __all__ = [
@@ -155,21 +156,15 @@ def same_padding(
     in_size: object, filter_size: object, stride_size: object
 ) -> tuple[tuple[int, ...], tuple[int, int]]:
     """Return ((left, right, top, bottom), (height, width) of the output), for an output of ceil(in / stride)."""
-    sizes = [_pair(in_size), _pair(filter_size), _pair(stride_size)]
-    out_h, out_w = (-(-size // stride) for size, _, stride in zip(*sizes, strict=True))
-    both = [
-        max((out - 1) * stride + kernel - size, 0)
-        for out, (size, kernel, stride) in zip((out_h, out_w), zip(*sizes, strict=True), strict=True)
-    ]
-    (top, bottom), (left, right) = ((pad // 2, pad - pad // 2) for pad in both)
-    return (left, right, top, bottom), (out_h, out_w)
+    height, width = _pair(in_size)
+    pads, height, width = image_encoders.same_padding(height, width, _pair(filter_size), _pair(stride_size))
+    return tuple(pads), (height, width)
 
 
 def valid_padding(in_size: object, filter_size: object, stride_size: object) -> tuple[int, int]:
     """Return (height, width) of the output of a convolution without padding."""
-    sizes = [_pair(in_size), _pair(filter_size), _pair(stride_size)]
-    height, width = ((size - kernel) // stride + 1 for size, kernel, stride in zip(*sizes, strict=True))
-    return height, width
+    height, width = _pair(in_size)
+    return image_encoders.no_padding(height, width, _pair(filter_size), _pair(stride_size), 0)[1:]
 
 
 def _pair(size: Any) -> Sequence[int]:

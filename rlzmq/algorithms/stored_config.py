@@ -10,8 +10,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, field
-from types import MappingProxyType
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 from rlzmq.algorithms.policy_agents import modules_of_agents
@@ -23,7 +22,7 @@ from rlzmq.connectors.defaults import users_pieces
 from rlzmq.core.errors import CheckpointError, ConfigurationError
 from rlzmq.core.plain import NotPlainError
 from rlzmq.core.spaces import space_to_plain
-from rlzmq.core.trust import NOBODY, Trust, class_name, find_code
+from rlzmq.core.trust import Trust, class_name, find_code
 from rlzmq.driver.process_config import training, with_module, without_module
 from rlzmq.modules.multi_rl_module_spec import MultiRLModuleSpec
 from rlzmq.modules.spec import RLModuleSpec
@@ -35,10 +34,8 @@ __all__ = [
     "PLACES",
     "Given",
     "Purpose",
-    "acting_config",
-    "config_class_of",
+    "StoredConfig",
     "modules_to_store",
-    "revive_config",
     "stored_spec",
     "with_stored_modules",
 ]
@@ -109,13 +106,13 @@ def _plain_pieces(config: BaseConfig, setting: str, arguments: dict[str, Any]) -
     return found
 
 
-def with_stored_modules(config: BaseConfig, stored: Mapping[str, Any], classes: ModuleClasses) -> BaseConfig:
+def with_stored_modules(config: BaseConfig, stored: Mapping[str, Any], given: Given) -> BaseConfig:
     """Return `config` with the modules of a checkpoint, including added, removed and frozen ones.
 
     Args:
         config: The config that the run was built with, or that its checkpoint stored.
         stored: The return value of `modules_to_store`; ``{}`` changes nothing.
-        classes: Finds the classes of modules that only the checkpoint has.
+        given: Where the classes of modules come from that only the checkpoint has.
 
     Raises:
         CheckpointError: A module's spec was not stored, or names an unknown class.
@@ -131,7 +128,7 @@ def with_stored_modules(config: BaseConfig, stored: Mapping[str, Any], classes: 
         config = with_module(
             config,
             module_id,
-            stored_spec(config, module_id, plain, classes),
+            stored_spec(config, module_id, plain, given),
             config_overrides=stored.get("overrides", {}).get(module_id),
         )
     rule = stored.get("trained", {})
@@ -141,36 +138,46 @@ def with_stored_modules(config: BaseConfig, stored: Mapping[str, Any], classes: 
 
 
 @dataclass(frozen=True)
-class ModuleClasses:
-    """Where the classes of a checkpoint's modules come from.
+class Given:
+    """What a caller hands over because files do not carry code.
 
     Attributes:
-        given: A class, for all modules that are not of rlzmq's own classes, or classes by module id.
-        trust: Whose classes the checkpoint may name.
+        config: Replaces the stored config; None: the stored one.
+        trust: Packages whose code the file may name.
+        module_class: A class, for all modules that are not of rlzmq's own classes, or classes by module id.
+        settings: Settings by name, which replace the stored ones, e.g. ``env`` or ``learner_class``.
     """
 
-    given: Any = None
-    trust: Trust = NOBODY
+    config: BaseConfig | None = None
+    trust: Trust | Collection[str] = ()
+    module_class: type | Mapping[str, type] | None = None
+    settings: Mapping[str, Any] = field(default_factory=dict)
 
-    def find(self, config: BaseConfig, module_id: str, named: str | None) -> type[RLModule] | None:
+    def own_config(self) -> BaseConfig | None:
+        """Return the caller's config with the settings; None if the stored one is to be used."""
+        if self.config is None or not self.settings:
+            return self.config
+        return self.config.copy(copy_frozen=False).update_from_dict(self.settings)
+
+    def find_module_class(
+        self, config: BaseConfig, module_id: str, named: str | None
+    ) -> type[RLModule] | None:
         """Return the class of a module; None for the algorithm's default.
 
         Raises:
             ConfigurationError: It is not given, nor named by `config`, nor trusted; or it cannot be found.
         """
-        if isinstance(self.given, Mapping) and module_id in self.given:
-            return self.given[module_id]  # type: ignore[no-any-return]
+        if isinstance(self.module_class, Mapping) and module_id in self.module_class:
+            return self.module_class[module_id]
         if named is None:
             return None
-        if isinstance(self.given, type) and not named.startswith("rlzmq."):
-            return self.given
+        if isinstance(self.module_class, type) and not named.startswith("rlzmq."):
+            return self.module_class
         known = {class_name(cls): cls for cls in _module_classes(config)}
-        return known[named] if named in known else find_code(named, self.trust, object)
+        return known[named] if named in known else find_code(named, Trust.of(self.trust), object)
 
 
-def stored_spec(
-    config: BaseConfig, module_id: str, plain: Any, classes: ModuleClasses = ModuleClasses()
-) -> RLModuleSpec:
+def stored_spec(config: BaseConfig, module_id: str, plain: Any, given: Given = Given()) -> RLModuleSpec:
     """Return the RLModuleSpec of a module of a checkpoint.
 
     Raises:
@@ -182,7 +189,7 @@ def stored_spec(
             "policies have it."
         )
     try:
-        module_class = classes.find(config, module_id, plain.get("module_class"))
+        module_class = given.find_module_class(config, module_id, plain.get("module_class"))
         spec = RLModuleSpec.from_dict({**plain, "module_class": None}, module_class=module_class)
     except (ConfigurationError, AttributeError, KeyError, TypeError) as error:
         raise CheckpointError(
@@ -234,52 +241,28 @@ _TO_RESUME = {
 _ACTING_METHODS = {"build_env_to_module_connector", "build_module_to_env_connector"}
 
 
-@dataclass(frozen=True)
-class Given:
-    """What a caller hands over because files do not carry code.
-
-    Attributes:
-        config: Replaces the stored config; None: the stored one.
-        trust: Packages whose code the file may name.
-        module_class: A module class, or classes by module id.
-        settings: Settings by name, which replace the stored ones, e.g. ``env`` or ``learner_class``.
-    """
-
-    config: BaseConfig | None = None
-    trust: Trust | Collection[str] = ()
-    module_class: type | Mapping[str, type] | None = None
-    settings: Mapping[str, Any] = field(default_factory=dict)
-
-    def classes(self, *, is_mine: bool) -> ModuleClasses:
-        """Return where classes of modules come from."""
-        return ModuleClasses(self.module_class, Trust.of(self.trust, is_signed=is_mine))
-
-    def own_config(self) -> BaseConfig | None:
-        """Return the caller's config with the settings; None if the stored one is to be used."""
-        if self.config is None or not self.settings:
-            return self.config
-        return self.config.copy(copy_frozen=False).update_from_dict(self.settings)
-
-
 class _Pieces:
     """The settings of a stored config that can be had, and why the others cannot."""
 
-    def __init__(self, stored: Mapping[str, Any], where: str, given: Given, is_mine: bool) -> None:
-        self.where, self.given, self.is_mine = where, given, is_mine
-        self.trust = Trust.of(given.trust, is_signed=is_mine)
+    def __init__(self, stored: StoredConfig, given: Given) -> None:
+        self.where, self.modules = stored.where, stored.modules
+        self.trust = Trust.of(given.trust, is_signed=stored.is_mine)
+        self.given = replace(given, trust=self.trust)
         self.values: dict[str, Any] = {}
         self.missing: dict[str, str] = {}
         self.names: set[str] = set()  # of code that trust would allow
-        values, left_out = stored.get("values"), stored.get("left_out")
+        plain = stored.plain
+        values, left_out = plain.get("values"), plain.get("left_out")
         if not isinstance(values, Mapping) or not isinstance(left_out, Mapping):
-            raise CheckpointError(f"The config of {where} is malformed.")
-        self.built_in = config_class_named(str(stored.get("config")))
-        self.config_class = self._class(stored.get("config_class"))
-        self.acts_by_class = bool(set(stored.get("overridden") or ()) & _ACTING_METHODS)
+            raise CheckpointError(f"The config of {self.where} is malformed.")
+        self.built_in = config_class_named(str(plain.get("config")))
+        self.config_class = self._class(plain.get("config_class"))
+        # Whether the class has methods that acting calls.
+        self.acts_by_class = bool(set(plain.get("overridden") or ()) & _ACTING_METHODS)
         self.missing |= {name: f"{what}, which has no name to import" for name, what in left_out.items()}
-        for name, plain in values.items():
-            if name not in PLACES and (is_mine or name not in _DOORS):
-                self._revive(name, plain)
+        for name, value in values.items():
+            if name not in PLACES and (stored.is_mine or name not in _DOORS):
+                self._revive(name, value)
         for name in given.settings:
             self.missing.pop(name, None)
 
@@ -316,7 +299,8 @@ class _Pieces:
         """
         needed = set(self.missing)
         if purpose != "resume":
-            needed &= {"act": _TO_ACT, "evaluate": _TO_EVALUATE}[purpose].keys() | self._own_class()
+            used = {"act": _TO_ACT, "evaluate": _TO_EVALUATE}[purpose]
+            needed &= {*used, *(["config"] if self.acts_by_class else [])}
         if needed:
             raise CheckpointError(
                 self._refusal(purpose, {name: self.missing[name] for name in sorted(needed)})
@@ -331,10 +315,6 @@ class _Pieces:
             if "config" not in self.missing or name in known
         }
         return self.config_class.from_dict(values).update_from_dict(self.given.settings)
-
-    def _own_class(self) -> set[str]:
-        """Return "config" if the class of the config has methods that acting calls."""
-        return {"config"} if self.acts_by_class else set()
 
     def _refusal(self, purpose: Purpose, missing: Mapping[str, str]) -> str:
         verb = "act with" if purpose == "act" else purpose
@@ -354,130 +334,108 @@ class _Pieces:
             )
         return "\n".join(lines)
 
+    def use_what_acts(self) -> None:
+        """Take modules, connector pieces and the mapping of agents from the checkpoint's description."""
+        specs = self.modules.get("specs")
+        if isinstance(specs, Mapping) and None not in specs.values():
+            self.use_stored_modules()
+        for name in _CONNECTORS:
+            if name in self.missing:
+                self._use_stored_pieces(name)
+        if self.missing.pop("policy_mapping_fn", None):  # a policy of one module and agent does not call it
+            self.values["policy_mapping_fn"] = _StoredMapping(self.modules.get("agents") or [])
 
-def revive_config(
-    stored: Mapping[str, Any],
-    where: str,
-    given: Given,
-    *,
-    is_mine: bool = False,
-    modules: Mapping[str, Any] = MappingProxyType({}),
-) -> BaseConfig:
-    """Return the whole config of a result of `AlgorithmConfig.to_stored`, or the caller's.
-
-    Args:
-        stored: The result of `to_stored`.
-        where: Where it is stored, for error messages.
-        given: What the caller hands over.
-        is_mine: Whether this user's signature covers `stored` and `modules`.
-        modules: The result of `modules_to_store`, for modules whose class is given.
-
-    Raises:
-        CheckpointError: Code is missing.
-    """
-    own = given.own_config()
-    if own is not None:
-        return own
-    pieces = _Pieces(stored, where, given, is_mine)
-    if given.module_class is not None and modules.get("specs"):
-        _use_stored_modules(pieces, modules)
-    return pieces.config("resume")
-
-
-def config_class_of(
-    stored: Mapping[str, Any], where: str, given: Given, *, is_mine: bool
-) -> type[BaseConfig]:
-    """Return the class of a stored config.
-
-    Raises:
-        CheckpointError: It is not to be had.
-    """
-    pieces = _Pieces({**stored, "values": {}, "left_out": {}}, where, given, is_mine)
-    pieces.config("resume")
-    return pieces.config_class
-
-
-def acting_config(
-    stored: Mapping[str, Any],
-    modules: Mapping[str, Any],
-    where: str,
-    given: Given,
-    *,
-    is_mine: bool,
-    purpose: Purpose = "act",
-) -> BaseConfig:
-    """Return a config for acting or evaluating, with the modules of a checkpoint.
-
-    Args:
-        stored: The result of `to_stored`.
-        modules: The result of `modules_to_store`.
-        where: The checkpoint, for error messages.
-        given: What the caller hands over, without a config.
-        is_mine: Whether this user's signature covers both.
-        purpose: "act" or "evaluate".
-
-    Raises:
-        CheckpointError: Code is missing.
-    """
-    if modules.get("spaces") is None:
-        purpose = "evaluate"  # the spaces are those of the env
-    pieces = _Pieces(stored, where, given, is_mine)
-    specs = modules.get("specs")
-    if isinstance(specs, Mapping) and None not in specs.values():
-        _use_stored_modules(pieces, modules)
-    for name in _CONNECTORS:
-        if name in pieces.missing:
-            _use_stored_pieces(pieces, name, (modules.get("connectors") or {}).get(name))
-    if pieces.missing.pop("policy_mapping_fn", None):  # a policy of one module and agent does not call it
-        pieces.values["policy_mapping_fn"] = _StoredMapping(modules.get("agents") or [])
-    return pieces.config(purpose)
-
-
-def _use_stored_modules(pieces: _Pieces, modules: Mapping[str, Any]) -> None:
-    """Take the modules from their stored specs, in place of the settings that define them."""
-    classes = pieces.given.classes(is_mine=pieces.is_mine)
-    outer = pieces.values.get("rl_module_spec")
-    found: dict[str, Any] = {}
-    for module_id, plain in modules["specs"].items():
+    def use_stored_modules(self) -> None:
+        """Take the modules from their stored specs, in place of the settings that define them."""
+        outer = self.values.get("rl_module_spec")
+        found: dict[str, Any] = {}
+        for module_id, plain in self.modules["specs"].items():
+            try:
+                found[module_id] = stored_spec(self.built_in(), module_id, plain, self.given)
+            except CheckpointError as error:
+                self._note("module_class", str(error.__cause__ or error), [str(plain.get("module_class"))])
+        multi_class = self.modules.get("multi_rl_module_class")
         try:
-            found[module_id] = stored_spec(pieces.built_in(), module_id, plain, classes)
-        except CheckpointError as error:
-            pieces._note("module_class", str(error.__cause__ or error), [str(plain.get("module_class"))])
-    multi_class = modules.get("multi_rl_module_class")
-    try:
-        spec = MultiRLModuleSpec.from_dict(
-            {"multi_rl_module_class": multi_class, "rl_module_specs": {}}, trust=classes.trust
-        )
-    except ConfigurationError as error:
-        pieces._note("rl_module_spec", str(error), [str(multi_class)])
-        return
-    spec.add_modules(found)
-    spec.model_config = outer.model_config if isinstance(outer, MultiRLModuleSpec) else None
-    for name in ("policies", "rl_module_spec"):
-        pieces.missing.pop(name, None)
-    pieces.values |= {"rl_module_spec": spec, "policies": set(found) if modules.get("has_policies") else None}
-
-
-def _use_stored_pieces(pieces: _Pieces, name: str, stored: object) -> None:
-    """Take a pipeline's pieces from their classes and arguments, in place of the function that creates them."""
-    if not isinstance(stored, list):
-        return
-    made: list[Any] = []
-    for one in stored:
-        kind, plain = (str(one["class"]), one["made_with"]) if isinstance(one, Mapping) else ("", None)
-        try:
-            cls = find_code(kind, pieces.trust, ConnectorV2)
-            made_with = plain and revive_setting(name, plain, pieces.trust)
-            if not isinstance(made_with, Mapping) or set(made_with) != {"args", "kwargs"}:
-                raise ConfigurationError(f"the arguments of {kind!r} are not stored.")
-            made.append((cls, made_with))
+            spec = MultiRLModuleSpec.from_dict(
+                {"multi_rl_module_class": multi_class, "rl_module_specs": {}}, trust=self.trust
+            )
         except ConfigurationError as error:
-            pieces._note(name, str(error), [kind])
+            self._note("rl_module_spec", str(error), [str(multi_class)])
             return
-    pieces.missing.pop(name, None)
-    pieces.values[name] = lambda *args, **kwargs: [
-        cls(*made_with["args"], **made_with["kwargs"]) for cls, made_with in made
-    ]
+        spec.add_modules(found)
+        spec.model_config = outer.model_config if isinstance(outer, MultiRLModuleSpec) else None
+        for name in ("policies", "rl_module_spec"):
+            self.missing.pop(name, None)
+        policies = set(found) if self.modules.get("has_policies") else None
+        self.values |= {"rl_module_spec": spec, "policies": policies}
+
+    def _use_stored_pieces(self, name: str) -> None:
+        """Take a pipeline's pieces from their classes and arguments, in place of the function that creates them."""
+        stored = (self.modules.get("connectors") or {}).get(name)
+        if not isinstance(stored, list):
+            return
+        made: list[Any] = []
+        for one in stored:
+            kind, plain = (str(one["class"]), one["made_with"]) if isinstance(one, Mapping) else ("", None)
+            try:
+                cls = find_code(kind, self.trust, ConnectorV2)
+                made_with = plain and revive_setting(name, plain, self.trust)
+                if not isinstance(made_with, Mapping) or set(made_with) != {"args", "kwargs"}:
+                    raise ConfigurationError(f"the arguments of {kind!r} are not stored.")
+                made.append((cls, made_with))
+            except ConfigurationError as error:
+                self._note(name, str(error), [kind])
+                return
+        self.missing.pop(name, None)
+        self.values[name] = lambda *args, **kwargs: [
+            cls(*made_with["args"], **made_with["kwargs"]) for cls, made_with in made
+        ]
+
+
+@dataclass(frozen=True)
+class StoredConfig:
+    """A config in a file.
+
+    Attributes:
+        plain: The result of `AlgorithmConfig.to_stored`.
+        where: Where it is stored, for error messages.
+        is_mine: Whether this user's signature covers `plain` and `modules`.
+        modules: The result of `modules_to_store`; {}: there is none.
+    """
+
+    plain: Mapping[str, Any]
+    where: str
+    is_mine: bool = False
+    modules: Mapping[str, Any] = field(default_factory=dict)
+
+    def config_class(self, given: Given) -> type[BaseConfig]:
+        """Return the class of the config.
+
+        Raises:
+            CheckpointError: It is the user's own and not trusted.
+        """
+        pieces = _Pieces(replace(self, plain={**self.plain, "values": {}, "left_out": {}}), given)
+        pieces.config("resume")
+        return pieces.config_class
+
+    def config_to(self, purpose: Purpose, given: Given) -> BaseConfig:
+        """Return the caller's config or the stored one, with the checkpoint's modules.
+
+        Raises:
+            CheckpointError: Code is missing that the purpose needs.
+        """
+        config = given.own_config()
+        if config is None:
+            pieces = _Pieces(self, given)
+            if purpose != "resume":
+                pieces.use_what_acts()
+                # Without stored spaces, they are those of the env.
+                return pieces.config("evaluate" if self.modules.get("spaces") is None else purpose)
+            if given.module_class is not None and self.modules.get("specs"):
+                pieces.use_stored_modules()
+            config = pieces.config("resume")
+        given = replace(given, trust=Trust.of(given.trust, is_signed=self.is_mine))
+        return with_stored_modules(config, self.modules, given)
 
 
 class _StoredMapping:

@@ -230,10 +230,11 @@ def _print_failure(error: BaseException) -> None:
     text = str(error)
     is_one_line = "\n" not in text
     place = f" ({place_of(error)})" if is_of_user(error) and not isinstance(error, RlzmqError) else ""
+    hidden = hidden_modules(error.__traceback__)
     where = "".join(origin_parts(error)) if is_one_line else format_error(error)
     if where := where.rstrip("\n"):
         print(printable(where, keep=_LINES), file=sys.stderr)
-    for line in hidden_modules(error.__traceback__):
+    for line in hidden:
         print(line, file=sys.stderr)
     if not is_one_line:
         text = cut(text.partition("\n")[0], _SUMMARY_CHARS)

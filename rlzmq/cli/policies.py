@@ -62,7 +62,7 @@ def code_arguments(options: CheckpointOptions) -> dict[str, Any]:
     config = None
     if options.config is not None:
         stored = read_algorithm(options.checkpoint)
-        config = stored.config_class(Given(trust=options.trust)).from_toml(options.config)
+        config = stored.config.config_class(Given(trust=options.trust)).from_toml(options.config)
     settings = {} if options.env is None else {"env": options.env}
     return {"config": config, "trust": options.trust, "settings": settings}
 

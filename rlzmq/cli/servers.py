@@ -24,7 +24,7 @@ from rlzmq.cli.parsing import command
 from rlzmq.cli.policies import PolicyOptions, place_of, policy_arguments, unknown_ids_explained
 from rlzmq.core.addresses import is_loopback
 from rlzmq.core.errors import ConfigurationError
-from rlzmq.core.files import make_directories, read_private_file, write_private_file
+from rlzmq.core.files import make_directories, read_private_file, write_text
 from rlzmq.core.imports import import_optional
 
 __all__ = ["check_installed", "dashboard", "dashboard_of", "serve"]
@@ -49,7 +49,7 @@ def token_in(path: Path) -> str:
         return token
     token = secrets.token_urlsafe(32)
     try:
-        write_private_file(path, token)  # without a line end: programs put it into a header
+        write_text(path, token, is_private=True)  # without a line end: programs put it into a header
     except OSError as error:
         raise ConfigurationError(f"cannot write {path}: {error.strerror}. Name another file.") from error
     return token

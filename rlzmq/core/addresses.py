@@ -224,11 +224,7 @@ class SocketDirectory:
         if "/" in name or name in ("", ".", ".."):
             raise ConfigurationError(f"{name!r} cannot name a socket: expected one path component")
         path = self.path / name
-        if len(os.fsencode(path)) > MAX_IPC_PATH_BYTES:
-            raise ConfigurationError(
-                f"the ipc path {path} is longer than the {MAX_IPC_PATH_BYTES} bytes the system allows: "
-                "use a shorter name or run directory"
-            )
+        _check_ipc_path(str(path))
         return f"ipc://{path}"
 
     def close(self) -> None:

@@ -204,9 +204,8 @@ class CallbackList:
 
     def add(self, callback: Any) -> None:
         """Add an object whose overridden hooks are called after all others."""
-        for name in HOOKS:
-            if _overrides(callback, name):
-                self.hooks.setdefault(name, []).append(getattr(callback, name))
+        for name in _overridden(type(callback)):
+            self.hooks.setdefault(name, []).append(getattr(callback, name))
 
     def __bool__(self) -> bool:
         return bool(self.hooks)
@@ -217,17 +216,15 @@ class CallbackList:
             function(**kwargs)
 
 
-def _overrides(item: object, name: str) -> bool:
-    own = getattr(type(item), name, None)
-    return own is not None and own is not getattr(Callback, name)
+def _overridden(kind: type) -> list[str]:
+    return [name for name in HOOKS if getattr(kind, name, None) not in (None, getattr(Callback, name))]
 
 
 def hooks_of(item: object) -> list[str]:
     """Return the hooks that a callbacks class or instance overrides; all hooks for a factory."""
     if not isinstance(item, type | Callback):
         return list(HOOKS)
-    kind = item if isinstance(item, type) else type(item)
-    return [name for name in HOOKS if getattr(kind, name, None) not in (None, getattr(Callback, name))]
+    return _overridden(item if isinstance(item, type) else type(item))
 
 
 def check_hook(name: str, function: Callable[..., Any], what: str) -> None:

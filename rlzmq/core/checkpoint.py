@@ -73,6 +73,7 @@ __all__ = [
     "select",
     "store_errors",
     "to_tree",
+    "without_objects",
     "write_checkpoint",
     "write_part",
 ]
@@ -590,6 +591,16 @@ class _FileWriter(TreeWriter):
         if isinstance(value, Mapping):
             return self.dict_(value, where, depth)
         return super().other(value, where, depth)
+
+
+def without_objects(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a dict without the items that checkpoints cannot hold, e.g. objects that users log."""
+    kept = {}
+    for key, value in values.items():
+        with contextlib.suppress(NotPlainError):
+            _FileWriter().write(value)
+            kept[key] = value
+    return kept
 
 
 class _FileReader(TreeReader):

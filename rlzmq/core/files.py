@@ -46,7 +46,6 @@ __all__ = [
     "read_records",
     "sync_directory",
     "write_all",
-    "write_private_file",
     "write_record",
     "write_text",
 ]
@@ -63,7 +62,7 @@ def opener(path: str, flags: int) -> int:
     return os.open(path, flags, _FILE_MODE)
 
 
-def write_text(path: Path, text: str, *, is_private: bool = False) -> None:
+def write_text(path: str | os.PathLike[str], text: str, *, is_private: bool = False) -> None:
     """Write a small UTF-8 file at once: after a failure or a kill it has either the old or the new content.
 
     A link is replaced, not followed. So is every other kind of file.
@@ -76,6 +75,7 @@ def write_text(path: Path, text: str, *, is_private: bool = False) -> None:
     Raises:
         OSError: It cannot be written; ``filename`` is its path.
     """
+    path = Path(path)
     scratch = path.with_name(f".{path.name}.{secrets.token_hex(4)}.new")
     try:
         mine = partial(os.open, mode=0o600) if is_private else opener
@@ -243,11 +243,6 @@ def sync_directory(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
-
-
-def write_private_file(path: str | os.PathLike[str], text: str) -> None:
-    """Write a private file; see `write_text`."""
-    write_text(Path(path), text, is_private=True)
 
 
 def read_private_file(path: str | os.PathLike[str], *, max_bytes: int = 64 * 1024) -> str:

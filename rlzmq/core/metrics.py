@@ -171,9 +171,6 @@ class Stat(StatsBase):
         ValueError: An option has no such value, or does not go with this reduction.
     """
 
-    count: int
-    finished_count: int
-
     def __init__(
         self,
         reduce: str = "mean",

@@ -25,7 +25,6 @@ code (`rlzmq.config.plain`), which is imported if it is trusted (`rlzmq.core.tru
 
 from __future__ import annotations
 
-import contextlib
 import math
 import re
 from collections.abc import Mapping
@@ -41,7 +40,6 @@ __all__ = [
     "expect_list",
     "from_plain",
     "to_plain",
-    "without_objects",
 ]
 
 _LEAVES = frozenset({type(None), bool, int, float, str, bytes})
@@ -282,24 +280,6 @@ def from_plain(tree: object) -> Any:
         ValueError: It is not such a tree (unknown tag, wrong size or dtype, too deep).
     """
     return _reader.read(tree)
-
-
-class _Numbers(TreeWriter):
-    """Finds out what a checkpoint can hold: of arrays, those of numbers."""
-
-    def place(self, array: np.ndarray, where: str) -> Any:
-        if array.dtype.kind not in "biuf":
-            raise NotPlainError(f"{where}: expected an array of numbers, got dtype {array.dtype}.")
-
-
-def without_objects(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a dict without the items that checkpoints cannot hold, e.g. objects that users log."""
-    kept = {}
-    for key, value in values.items():
-        with contextlib.suppress(NotPlainError):
-            _Numbers().write(value)
-            kept[key] = value
-    return kept
 
 
 def _described(value: object) -> str:

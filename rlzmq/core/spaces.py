@@ -41,7 +41,7 @@ def space_to_plain(space: gym.Space[Any] | None) -> dict[str, Any] | None:
     Raises:
         NotPlainError: The space is not one of Gymnasium's own.
     """
-    plain: dict[str, Any] | None = to_plain(space_parts(space, is_short=True))
+    plain: dict[str, Any] | None = to_plain(space_parts(space))
     return plain
 
 
@@ -54,12 +54,10 @@ def space_from_plain(plain: object) -> gym.Space[Any] | None:
     return space_from_parts(from_plain(plain))
 
 
-def space_parts(space: gym.Space[Any] | None, *, is_short: bool = False) -> dict[str, Any] | None:
-    """Return a space's parts for `space_from_parts`, a tree of plain values and arrays.
+def space_parts(space: gym.Space[Any] | None) -> dict[str, Any] | None:
+    """Return a space's parts for `space_from_parts`, a tree of plain values and arrays; equal ones of equal spaces.
 
-    Args:
-        space: The space, or None.
-        is_short: Whether to give a Box's bounds as one value if all elements are equal, and a Text's characters sorted.
+    Bounds of a Box are one value if all elements are equal.
 
     Raises:
         NotPlainError: The space is not one of Gymnasium's own.
@@ -69,7 +67,7 @@ def space_parts(space: gym.Space[Any] | None, *, is_short: bool = False) -> dict
     if isinstance(space, spaces.Box):
         bounds = {"low": np.asarray(space.low), "high": np.asarray(space.high)}
         for name, bound in bounds.items():
-            if is_short and bound.size > 1 and bool((bound == bound.flat[0]).all()):
+            if bound.size > 1 and bool((bound == bound.flat[0]).all()):
                 bounds[name] = np.asarray(bound.flat[0])
         return {"kind": "box", **bounds, "shape": list(space.shape), "dtype": space.dtype.str}
     if isinstance(space, spaces.Discrete):
@@ -80,16 +78,14 @@ def space_parts(space: gym.Space[Any] | None, *, is_short: bool = False) -> dict
     if isinstance(space, spaces.MultiBinary):
         return {"kind": "multi_binary", "n": list(space.n) if isinstance(space.n, tuple) else int(space.n)}
     if isinstance(space, spaces.Dict):
-        pairs = [[key, space_parts(sub, is_short=is_short)] for key, sub in space.spaces.items()]
-        return {"kind": "dict", "spaces": pairs}
+        return {"kind": "dict", "spaces": [[key, space_parts(sub)] for key, sub in space.spaces.items()]}
     if isinstance(space, spaces.Tuple | spaces.OneOf):
-        subs = [space_parts(sub, is_short=is_short) for sub in space.spaces]
+        subs = [space_parts(sub) for sub in space.spaces]
         return {"kind": "tuple" if isinstance(space, spaces.Tuple) else "one_of", "spaces": subs}
     if isinstance(space, spaces.Sequence):
-        item = space_parts(space.feature_space, is_short=is_short)
-        return {"kind": "sequence", "space": item, "stack": bool(space.stack)}
+        return {"kind": "sequence", "space": space_parts(space.feature_space), "stack": bool(space.stack)}
     if isinstance(space, spaces.Text):
-        charset = "".join(sorted(space.character_set) if is_short else space.character_list)
+        charset = "".join(sorted(space.character_set))
         return {
             "kind": "text",
             "min": int(space.min_length),
@@ -97,8 +93,8 @@ def space_parts(space: gym.Space[Any] | None, *, is_short: bool = False) -> dict
             "charset": charset,
         }
     if isinstance(space, spaces.Graph):
-        node, edge = (space_parts(sub, is_short=is_short) for sub in (space.node_space, space.edge_space))
-        return {"kind": "graph", "node": node, "edge": edge}
+        edge = space_parts(space.edge_space)
+        return {"kind": "graph", "node": space_parts(space.node_space), "edge": edge}
     raise NotPlainError(f"expected one of Gymnasium's own spaces, got {type(space).__name__}: {space}.")
 
 

@@ -636,10 +636,7 @@ class SynonymsOfClass(SignatureOfInit):
     if not TYPE_CHECKING:
 
         def __getattr__(cls, name: str) -> Any:
-            instead = instead_of(name)
-            more = f". Instead: {instead}." if instead else ""
-            text = f"type object {cls.__name__!r} has no attribute {name!r}{more}"
-            raise AttributeError(text, name=name, obj=cls)
+            raise _no_attribute(f"type object {cls.__name__!r}", name, cls)
 
 
 class AnswersSynonyms(metaclass=SynonymsOfClass):
@@ -650,7 +647,10 @@ class AnswersSynonyms(metaclass=SynonymsOfClass):
         def __getattr__(self, name: str) -> Any:
             if not name.startswith("__") and any(name in vars(base) for base in type(self).__mro__):
                 return object.__getattribute__(self, name)  # a property: its own AttributeError
-            instead = instead_of(name)
-            more = f". Instead: {instead}." if instead else ""
-            text = f"{type(self).__name__!r} object has no attribute {name!r}{more}"
-            raise AttributeError(text, name=name, obj=self)
+            raise _no_attribute(f"{type(self).__name__!r} object", name, self)
+
+
+def _no_attribute(what: str, name: str, of: object) -> AttributeError:
+    instead = instead_of(name)
+    more = f". Instead: {instead}." if instead else ""
+    return AttributeError(f"{what} has no attribute {name!r}{more}", name=name, obj=of)

@@ -35,8 +35,7 @@ __all__ = [
     "add_events",
     "close",
     "create",
-    "flow_end",
-    "flow_start",
+    "flow",
     "flush",
     "is_on",
     "is_remote",
@@ -121,16 +120,10 @@ def span(name: str, begin_s: float, end_s: float, **facts: Any) -> None:
         _writer.add(("X", name, begin_s, end_s - begin_s, threading.get_ident(), facts), end_s)
 
 
-def flow_start(id_: str, at_s: float) -> None:
-    """Start an arrow at this thread's stage at this time. Calls of `flow_end` with the same id, anywhere, end it."""
+def flow(id_: str, at_s: float, *, ends: bool) -> None:
+    """Start an arrow at this thread's stage at this time, or end the one that was started with this id, anywhere."""
     if _writer is not None:
-        _writer.add(("s", id_, at_s, 0.0, threading.get_ident(), {}), at_s)
-
-
-def flow_end(id_: str, at_s: float) -> None:
-    """End an arrow at this thread's stage at this time."""
-    if _writer is not None:
-        _writer.add(("f", id_, at_s, 0.0, threading.get_ident(), {}), at_s)
+        _writer.add(("f" if ends else "s", id_, at_s, 0.0, threading.get_ident(), {}), at_s)
 
 
 def flush() -> None:

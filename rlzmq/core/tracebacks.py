@@ -67,25 +67,25 @@ class ShortTraceback(AbstractContextManager[None]):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if error is None or shows_all_frames():
-            return
-        for each in _chain(error):
-            _shorten(each, with_first=each is error and not self._is_inner)
+        if error is not None:
+            _shorten(error, with_first=not self._is_inner)
 
 
 def format_error(error: BaseException) -> str:
-    """Return the text that Python prints for an error, with the user's frames."""
-    shown = traceback.TracebackException.from_exception(error)
-    _shorten_shown(shown, error)
-    return "".join(shown.format()).rstrip("\n")
+    """Return the text that Python prints for an error, with the user's frames, to which its traceback is shortened."""
+    _shorten(error)
+    return "".join(traceback.format_exception(error)).rstrip("\n")
 
 
 def origin_parts(error: BaseException) -> list[str]:
-    """Return the lines after an error's type and message: the frames that raised it, and its causes."""
+    """Return the lines after an error's type and message: the frames that raised it, and its causes.
+
+    Its traceback is shortened to them.
+    """
+    _shorten(error)
     shown = traceback.TracebackException.from_exception(error)
     if shows_all_frames():
         return list(shown.format())
-    _shorten_shown(shown, error)
     cause = shown.__cause__ or (None if shown.__suppress_context__ else shown.__context__)
     parts = [] if cause is None else list(cause.format())
     frames = shown.stack.format()
@@ -185,34 +185,22 @@ def _chain(error: BaseException) -> Iterator[BaseException]:
             todo += each.exceptions
 
 
-def _shorten(error: BaseException, *, with_first: bool) -> None:
-    links = []
-    trace = error.__traceback__
-    while trace is not None:
-        links.append(trace)
-        trace = trace.tb_next
-    kept = _kept([link.tb_frame.f_code.co_filename for link in links], error)
-    if with_first:
-        kept = sorted({0, *kept})
-    following = None
-    for index in reversed(kept):
-        link = links[index]
-        following = TracebackType(following, link.tb_frame, link.tb_lasti, link.tb_lineno)
-    error.__traceback__ = following
-
-
-def _shorten_shown(shown: traceback.TracebackException, error: BaseException) -> None:
-    if shows_all_frames():
-        return
-    stack = list(shown.stack)
-    kept = _kept([frame.filename for frame in stack], error)
-    shown.stack[:] = [stack[index] for index in kept]
-    for part, of in ((shown.__cause__, error.__cause__), (shown.__context__, error.__context__)):
-        if part is not None and of is not None:
-            _shorten_shown(part, of)
-    if shown.exceptions is not None and isinstance(error, BaseExceptionGroup):
-        for part, of in zip(shown.exceptions, error.exceptions, strict=True):
-            _shorten_shown(part, of)
+def _shorten(error: BaseException, *, with_first: bool = False) -> None:
+    """Remove inner frames from an error's traceback, and from those of its causes, unless the user asked for all."""
+    for each in () if shows_all_frames() else _chain(error):
+        links = []
+        trace = each.__traceback__
+        while trace is not None:
+            links.append(trace)
+            trace = trace.tb_next
+        kept = _kept([link.tb_frame.f_code.co_filename for link in links], each)
+        if with_first and each is error:
+            kept = sorted({0, *kept})
+        following = None
+        for index in reversed(kept):
+            link = links[index]
+            following = TracebackType(following, link.tb_frame, link.tb_lasti, link.tb_lineno)
+        each.__traceback__ = following
 
 
 def _kept(files: Sequence[str], error: BaseException) -> list[int]:

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from rlzmq.core.errors import ConfigurationError
-from rlzmq.core.files import make_directories, read_private_file, write_private_file
+from rlzmq.core.files import make_directories, read_private_file, write_text
 from rlzmq.core.synonyms import did_you_mean
 
 __all__ = [
@@ -196,7 +196,7 @@ def _secret() -> str:
     if not path.exists():
         make_directories(path.parent, mode=0o700)
         new = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
-        write_private_file(new, secrets.token_hex(_NUM_SECRET_BYTES))
+        write_text(new, secrets.token_hex(_NUM_SECRET_BYTES), is_private=True)
         try:
             with contextlib.suppress(FileExistsError):  # another process was faster; all use the first one
                 os.link(new, path)

@@ -13,7 +13,7 @@ from typing import Any
 from rlzmq.config.base_config import BaseConfig
 from rlzmq.core.addresses import split_tcp
 from rlzmq.core.errors import ConfigurationError
-from rlzmq.core.files import read_private_file, write_private_file
+from rlzmq.core.files import read_private_file, write_text
 from rlzmq.net.keys import CurveServer, JoinFile, KeyPair, writer_of
 from rlzmq.roles.peer_link import package_version
 from rlzmq.wire.payloads import pack_blob, unpack_blob
@@ -75,7 +75,7 @@ class JoinKeys:
         pairs = {"server": self.server, **self.clients}
         lines = [f"{role} = '{pair.secret}'" for role, pair in pairs.items()]
         lines += ["[ports]", *(f"{name} = {split_tcp(address)[1]}" for name, address in addresses.items())]
-        write_private_file(path, "\n".join(lines) + "\n")
+        write_text(path, "\n".join(lines) + "\n", is_private=True)
 
     def former(self, name: str, address: str) -> str:
         """Return the address for a channel; one with port 0 gets the port that the killed driver had, if it is free."""

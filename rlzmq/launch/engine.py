@@ -18,7 +18,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationErr
 
 from rlzmq.config.values import read_toml
 from rlzmq.core.errors import ConfigurationError, PeerLostError, RlzmqError
-from rlzmq.core.files import make_directories, write_private_file, write_text
+from rlzmq.core.files import make_directories, write_text
 from rlzmq.core.synonyms import did_you_mean
 
 __all__ = ["Engine", "Jobs", "Role", "command", "engine_of", "start"]
@@ -288,7 +288,7 @@ def start(jobs: Jobs, run_dir: Path, say: Callable[[str], None]) -> None:
         for role in jobs.roles:
             jobs.handles[role] = engine.start(role)
             make_directories(run_dir / "jobs", mode=0o700)
-            write_private_file(run_dir / _ROLES, jobs.model_dump_json(indent=2) + "\n")
+            write_text(run_dir / _ROLES, jobs.model_dump_json(indent=2) + "\n", is_private=True)
             say(f"{role:<11} {jobs.handles[role]}")
     except BaseException:
         for role in jobs.handles:

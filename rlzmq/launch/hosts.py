@@ -41,7 +41,7 @@ from pydantic import ByteSize, TypeAdapter
 
 from rlzmq.config.values import read_toml
 from rlzmq.core.errors import ConfigurationError, PeerLostError, RlzmqError
-from rlzmq.core.files import write_private_file, write_text
+from rlzmq.core.files import write_text
 from rlzmq.core.imports import import_optional
 from rlzmq.launch.engine import EXIT_CODE, EXIT_RESUMABLE, FORMER, HOST, LISTEN, Engine, Jobs, Role, command
 from rlzmq.net.keys import JoinFile
@@ -298,7 +298,7 @@ class _Here(Engine):
         if here := [place for place in places if self.mark == f"@{hosts[place % len(hosts)]}"]:
             self.start(role, here)
         if key and self.jobs.directory.exists():
-            write_private_file(self.jobs.key(role), key)
+            write_text(self.jobs.key(role), key, is_private=True)
 
     def submit(self, role: str, places: Sequence[int]) -> str:
         """Start hosts."""

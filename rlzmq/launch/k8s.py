@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from rlzmq.core.errors import ConfigurationError
-from rlzmq.core.files import make_directories, write_private_file
+from rlzmq.core.files import make_directories, write_text
 from rlzmq.driver.join_files import JoinKeys, keys_file, write_join_files
 from rlzmq.launch.engine import EXIT_RESUMABLE, Engine, Jobs, command
 
@@ -111,7 +111,8 @@ class Kubernetes(Engine):
     def dry_run(self) -> str:
         """Return the objects without the keys, which are written to a file that only this user can read."""
         keys = self.jobs.key("head").with_name("keys.yaml")
-        write_private_file(keys, self._helm("template", "--show-only=templates/keys.yaml", keys=self._keys()))
+        text = self._helm("template", "--show-only=templates/keys.yaml", keys=self._keys())
+        write_text(keys, text, is_private=True)
         return f"# The keys are in {keys}: kubectl apply -f {keys} -f FILE\n{self._helm('template')}"
 
     def _pods(self, role: str) -> str:

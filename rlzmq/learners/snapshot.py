@@ -15,9 +15,8 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from rlzmq.core.checkpoint import chosen_parts
+from rlzmq.core.checkpoint import chosen_parts, without_objects
 from rlzmq.core.errors import PeerLostError
-from rlzmq.core.plain import without_objects
 from rlzmq.learners.distributed import DesynchronizedError
 from rlzmq.learners.learner_report import LearnerReport, ReportedLearner
 from rlzmq.modules.weights import StructureCache

@@ -22,7 +22,7 @@ from zmq.utils import z85
 
 from rlzmq.core.addresses import check_connect_address, split_tcp
 from rlzmq.core.errors import ConfigurationError, PeerLostError
-from rlzmq.core.files import read_private_file, write_private_file
+from rlzmq.core.files import read_private_file, write_text
 from rlzmq.core.process import process_space, start_mark
 from rlzmq.core.synonyms import did_you_mean
 from rlzmq.net.context import Context
@@ -328,7 +328,7 @@ class JoinFile:
 
     def write(self, path: str | os.PathLike[str]) -> None:
         """Write the file atomically, with mode 0600."""
-        write_private_file(path, self.to_text())
+        write_text(path, self.to_text(), is_private=True)
 
     @classmethod
     def read(cls, path: str | os.PathLike[str]) -> JoinFile:

@@ -583,7 +583,7 @@ class LearnerLink(PeerLink):
                 self._trained_at = time.perf_counter()
                 trace.span("train", start, self._trained_at, update=update.update_id)
                 for _, shard, _ in decoded:
-                    trace.flow_end(str(shard.fragment), start)
+                    trace.flow(str(shard.fragment), start, ends=True)
             return pack_blob(results), weights, results["__all_modules__"]["num_env_steps_trained"]
 
         def finish(done: asyncio.Future[Any]) -> None:

@@ -325,7 +325,7 @@ class RunnerLink(PeerLink):
                 if trace.is_on:
                     num_env_steps = done.result()["num_env_steps"]
                     trace.span("encode", start, sent, fragment=fragment, num_env_steps=num_env_steps)
-                    trace.flow_start(fragment, start)
+                    trace.flow(fragment, start, ends=False)
                 faults.at("runner.sent")
 
         self.when_done(self._run_blocking(job), finish)

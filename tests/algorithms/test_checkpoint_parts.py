@@ -22,7 +22,7 @@ from rlzmq import (
     TorchRLModule,
 )
 from rlzmq.core.checkpoint import read_checkpoint, write_checkpoint
-from rlzmq.modules.default_models import DefaultActorCriticModule
+from rlzmq.modules.default_models.actor_critic import DefaultActorCriticModule
 from tests.support.runs import small as small_run
 from tests.support.runs import two_agents, weights_of
 

@@ -36,9 +36,9 @@ def test_stages_of_all_threads_have_their_times_and_facts(tmp_path: Path) -> Non
     thread = threading.Thread(target=lambda: trace.span("forward", 2.0, 2.5, rows=3), name="learner")
     thread.start()
     thread.join()
-    trace.flow_start("a/0/1", 1.1)
-    trace.flow_end("a/0/1", 2.1)
-    trace.flow_end("a/0/2", 2.2)
+    trace.flow("a/0/1", 1.1, ends=False)
+    trace.flow("a/0/1", 2.1, ends=True)
+    trace.flow("a/0/2", 2.2, ends=True)
     trace.close()
     events = json.loads(path.read_text())
     assert events == trace.read_trace(path)
@@ -103,7 +103,7 @@ def test_stages_of_another_host_wait_until_they_are_taken(
         assert trace.take_events(10) is None
         for number in range(30_000):
             trace.span("env", number, number + 0.5, rows=3, text="x" * 1000)
-        trace.flow_start("a/0/1", 7.0)
+        trace.flow("a/0/1", 7.0, ends=False)
         taken = trace.take_events(10**6)
         assert taken is not None
         assert (taken["process"], taken["threads"]) == (
@@ -126,7 +126,7 @@ def test_stages_of_other_hosts_are_written_by_this_hosts_clock(tmp_path: Path) -
     trace.add_events("uuid-1", {**batch, "events": [["X", "env", 107.0, 0.5, 1, {"rows": 2}]]}, -100.0)
     trace.add_events("uuid-1", {**batch, "events": [["s", "a/0/1", 107.2, 0.0, 1, {}]]}, -100.0)
     trace.add_events("uuid-2", {**batch, "events": [["X", 'quo"ted', 1.0, 0.5, 0, {}]]}, 3.0)
-    trace.flow_end("a/0/1", 8.0)
+    trace.flow("a/0/1", 8.0, ends=True)
     trace.close()
     events = trace.read_trace(path)
     check_trace(events)

@@ -15,9 +15,9 @@ from rlzmq.config.model_config import DefaultModelConfig
 from rlzmq.core.errors import ConfigurationError, UnsupportedSpaceError
 from rlzmq.core.tree import tree_leaves, tree_map
 from rlzmq.episodes.columns import Columns
-from rlzmq.modules.default_models import MLP, DefaultActorCriticModule, build_encoder
-from rlzmq.modules.default_models.actor_critic import acting_chain
-from rlzmq.modules.default_models.image_encoders import default_conv_filters
+from rlzmq.modules.default_models.actor_critic import DefaultActorCriticModule, acting_chain
+from rlzmq.modules.default_models.encoders import MLP
+from rlzmq.modules.default_models.image_encoders import build_encoder, default_conv_filters
 from rlzmq.modules.spec import RLModuleSpec
 
 SMALL = {"fcnet_hiddens": [8, 8], "fusionnet_hiddens": [8], "lstm_cell_size": 6}

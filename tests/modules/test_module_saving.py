@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from rlzmq.core.errors import CheckpointError
-from rlzmq.modules.default_models import DefaultActorCriticModule
+from rlzmq.modules.default_models.actor_critic import DefaultActorCriticModule
 from rlzmq.modules.multi_rl_module_spec import MultiRLModuleSpec
 from rlzmq.modules.rl_module import RLModule, TorchRLModule
 from rlzmq.modules.spec import RLModuleSpec

@@ -13,7 +13,7 @@ from torch import nn
 
 from rlzmq.config.model_config import DefaultModelConfig
 from rlzmq.core.errors import ConfigurationError
-from rlzmq.modules.default_models import DefaultActorCriticModule
+from rlzmq.modules.default_models.actor_critic import DefaultActorCriticModule
 from rlzmq.modules.multi_rl_module import MultiRLModule
 from rlzmq.modules.multi_rl_module_spec import MultiRLModuleSpec
 from rlzmq.modules.rl_module import TorchRLModule

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from rlzmq.core.errors import ConfigurationError
-from rlzmq.core.files import read_private_file, write_private_file
+from rlzmq.core.files import read_private_file, write_text
 from rlzmq.net.context import Context
 from rlzmq.net.events import SocketEvent
 from rlzmq.net.keys import Authenticator, CurveClient, CurveServer, JoinFile, KeyPair
@@ -47,7 +47,7 @@ def client(context: Context, keys: KeyPair, server_public: str = SERVER.public) 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a file away")
 def test_a_secret_in_a_file_of_another_user_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "secret"
-    write_private_file(path, "something")
+    write_text(path, "something", is_private=True)
     assert read_private_file(path) == "something"
     os.chown(path, 12345, -1)
     with pytest.raises(ConfigurationError, match="user 12345"):
@@ -77,7 +77,7 @@ def test_a_key_pair_hides_its_secret() -> None:
 def test_private_files_are_private_whatever_the_umask(tmp_path: Path) -> None:
     old_umask = os.umask(0)
     try:
-        write_private_file(tmp_path / "key", "secret")
+        write_text(tmp_path / "key", "secret", is_private=True)
     finally:
         os.umask(old_umask)
     assert (tmp_path / "key").stat().st_mode & 0o777 == 0o600

@@ -77,7 +77,7 @@ class DefaultSACModule(TorchRLModule, TargetNetworkAPI, InferenceOnlyAPI):
             )
         self._mask = ObservationMask(observation_space, action_space, where=where)
         space = self._mask.space
-        self.pi_encoder: Any = _encoder(space, config, where)
+        self.pi_encoder: Any = build_encoder(space, config, where=where)
         self.pi: Any = self.make_policy_head(config, where)
         if not self.inference_only:
             inputs = space if self._is_discrete else gym.spaces.Tuple((space, action_space))
@@ -169,10 +169,6 @@ class DefaultSACModule(TorchRLModule, TargetNetworkAPI, InferenceOnlyAPI):
         return outputs.amin(1).squeeze(-1)
 
 
-def _encoder(space: gym.Space[Any], config: DefaultModelConfig, where: str) -> Any:
-    return build_encoder(space, config, where=where)
-
-
 class Critic(nn.Module):
     """Maps observations (with actions) to values [B, K]."""
 
@@ -180,7 +176,7 @@ class Critic(nn.Module):
         self, space: gym.Space[Any], num_outputs: int, config: DefaultModelConfig, where: str
     ) -> None:
         super().__init__()
-        self.encoder: Any = _encoder(space, config, where)
+        self.encoder: Any = build_encoder(space, config, where=where)
         self.head: MLP = MLP(
             self.encoder.output_dim,
             config.head_fcnet_hiddens,

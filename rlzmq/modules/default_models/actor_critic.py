@@ -29,7 +29,6 @@ __all__ = [
     "PolicyHead",
     "acting_chain",
     "apply_action_mask",
-    "split_action_mask",
 ]
 
 
@@ -116,52 +115,19 @@ def _log_std_bound(space: gym.Space[Any], clip: float) -> Tensor | None:
     return torch.tensor(found) if any(map(math.isfinite, found)) else None
 
 
-def split_action_mask(
-    observation_space: gym.Space[Any], action_space: gym.Space[Any], *, where: str = "module"
-) -> tuple[gym.Space[Any], tuple[Any, ...] | None]:
-    """Find an action mask in an observation space.
-
-    A mask is the part ``"action_mask"`` of a Dict (or of its ``"_orig_obs"``, if previous actions were added), for
-    Discrete and MultiDiscrete actions: one number per choice, 0 for forbidden ones.
-
-    Returns:
-        The space without the mask (a Dict with a single remaining part becomes that part), and the path to the Dict
-        with the mask; None if there is no mask.
-
-    Raises:
-        ConfigurationError: The mask's size is not the number of choices.
-    """
-    discrete = gym.spaces.Discrete | gym.spaces.MultiDiscrete
-    if not isinstance(observation_space, gym.spaces.Dict) or not isinstance(action_space, discrete):
-        return observation_space, None
-    if ACTION_MASK not in observation_space.spaces:
-        inner = observation_space.spaces.get("_orig_obs")
-        if isinstance(inner, gym.spaces.Dict) and ACTION_MASK in inner.spaces:
-            rest, _ = split_action_mask(inner, action_space, where=where)
-            return gym.spaces.Dict({**observation_space.spaces, "_orig_obs": rest}), ("_orig_obs",)
-        return observation_space, None
-    mask, num_choices = observation_space[ACTION_MASK], num_dist_inputs(action_space)
-    size = int(np.prod(mask.shape)) if mask.shape is not None else 0
-    if size != num_choices:
-        raise ConfigurationError(
-            f"{where}: observation part {ACTION_MASK!r} is {mask} with {size} numbers, but the action space "
-            f"{action_space} has {num_choices} choices; expected one number per choice"
-        )
-    others = {key: sub for key, sub in observation_space.spaces.items() if key != ACTION_MASK}
-    if not others:
-        raise ConfigurationError(
-            f"{where}: the observation space {observation_space} holds an action mask and nothing else; "
-            'expected {"observations": …, "action_mask": …}'
-        )
-    return (next(iter(others.values())) if len(others) == 1 else gym.spaces.Dict(others)), ()
-
-
 class ObservationMask:
     """Separates observations from their action mask, if there is one.
+
+    A mask is the part ``"action_mask"`` of a Dict (or of its ``"_orig_obs"``, if previous actions were added), for
+    Discrete and MultiDiscrete actions: one number per choice, 0 for forbidden ones. A Dict with a single part besides
+    the mask becomes that part.
 
     Attributes:
         space: The observation space without the mask.
         is_there: Whether the observations have a mask.
+
+    Raises:
+        ConfigurationError: The mask's size is not the number of choices, or there is nothing besides it.
     """
 
     space: gym.Space[Any]
@@ -169,32 +135,45 @@ class ObservationMask:
     def __init__(
         self, observation_space: gym.Space[Any], action_space: gym.Space[Any], *, where: str = "module"
     ) -> None:
-        self.space, self._path = split_action_mask(observation_space, action_space, where=where)
-        self.is_there: bool = self._path is not None
-        # A single part besides the mask is the observation itself.
-        self._only_key = _only_key(observation_space, self._path)
+        self.space = observation_space
+        self.is_there: bool = False
+        self._key: str | None = None  # of the Dict with the mask; None: the observation
+        self._only_key: str | None = None  # of the only part besides the mask
+        inner: Any = observation_space
+        if isinstance(inner, gym.spaces.Dict) and ACTION_MASK not in inner.spaces:
+            self._key, inner = "_orig_obs", inner.spaces.get("_orig_obs")
+        is_discrete = isinstance(action_space, gym.spaces.Discrete | gym.spaces.MultiDiscrete)
+        if not is_discrete or not isinstance(inner, gym.spaces.Dict) or ACTION_MASK not in inner.spaces:
+            return
+        mask, num_choices = inner[ACTION_MASK], num_dist_inputs(action_space)
+        size = int(np.prod(mask.shape)) if mask.shape is not None else 0
+        if size != num_choices:
+            raise ConfigurationError(
+                f"{where}: observation part {ACTION_MASK!r} is {mask} with {size} numbers, but the action space "
+                f"{action_space} has {num_choices} choices; expected one number per choice"
+            )
+        others = {key: sub for key, sub in inner.spaces.items() if key != ACTION_MASK}
+        if not others:
+            raise ConfigurationError(
+                f"{where}: the observation space {inner} holds an action mask and nothing else; "
+                'expected {"observations": …, "action_mask": …}'
+            )
+        self.is_there = True
+        self._only_key = next(iter(others)) if len(others) == 1 else None
+        self.space = gym.spaces.Dict(others) if self._only_key is None else others[self._only_key]
+        if self._key is not None:
+            self.space = gym.spaces.Dict({**observation_space.spaces, self._key: self.space})  # type: ignore[attr-defined]
 
     def split(self, obs: Any) -> tuple[Any, Any]:
         """Return the observation without its mask, and the mask; None if there is no mask."""
-        path = self._path
-        if path is None:
+        if not self.is_there:
             return obs, None
-        if path == ():
-            return (obs if self._only_key is None else obs[self._only_key]), obs[ACTION_MASK]
-        inner = obs[path[0]]
+        inner = obs if self._key is None else obs[self._key]
         mask = inner[ACTION_MASK]
-        if self._only_key is not None:
-            obs = {**obs, path[0]: inner[self._only_key]}
-        return obs, mask
-
-
-def _only_key(space: Any, mask_path: tuple[Any, ...] | None) -> str | None:
-    if mask_path is None:
-        return None
-    for key in mask_path:
-        space = space[key]
-    keys = [key for key in space.spaces if key != ACTION_MASK]
-    return keys[0] if len(keys) == 1 else None
+        if self._only_key is None:
+            return obs, mask
+        rest = inner[self._only_key]
+        return (rest if self._key is None else {**obs, self._key: rest}), mask
 
 
 def apply_action_mask(logits: Tensor, mask: Tensor) -> Tensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import gymnasium as gym
@@ -22,6 +23,8 @@ __all__ = [
     "image_layout",
     "is_image",
     "mismatch",
+    "no_padding",
+    "same_padding",
 ]
 
 # A 2-D Box of bytes whose sides are both at least this long is a greyscale image, not a table.
@@ -100,9 +103,9 @@ class ImageEncoder(nn.Module):
         for index, entry in enumerate(filters):
             out_channels, kernel, stride, pads_image = _checked_filter(entry, index)
             if pads_image:
-                pads, height, width = _same_padding(height, width, kernel, stride)
+                pads, height, width = same_padding(height, width, kernel, stride)
             else:
-                pads, height, width = _no_padding(height, width, kernel, stride, index)
+                pads, height, width = no_padding(height, width, kernel, stride, index)
             symmetric = pads[0] == pads[1] and pads[2] == pads[3]
             conv = nn.Conv2d(
                 channels, out_channels, kernel, stride, padding=(pads[2], pads[0]) if symmetric else 0
@@ -172,10 +175,14 @@ def _checked_filter(entry: Any, index: int) -> tuple[int, tuple[int, int], tuple
     return int(channels), pairs[0], pairs[1], padding == "same"
 
 
-def _no_padding(
-    height: int, width: int, kernel: tuple[int, int], stride: tuple[int, int], index: int
+def no_padding(
+    height: int, width: int, kernel: Sequence[int], stride: Sequence[int], index: int
 ) -> tuple[list[int], int, int]:
-    """Return the result of `_same_padding` for outputs only where the whole kernel fits."""
+    """Return the result of `same_padding` for outputs only where the whole kernel fits.
+
+    Raises:
+        ConfigurationError: It fits nowhere; the text names the filter's `index`.
+    """
     if height < kernel[0] or width < kernel[1]:
         raise ConfigurationError(
             f"model_config['conv_filters'][{index}]: the kernel {list(kernel)} does not fit into the {height} × "
@@ -184,8 +191,8 @@ def _no_padding(
     return [0, 0, 0, 0], (height - kernel[0]) // stride[0] + 1, (width - kernel[1]) // stride[1] + 1
 
 
-def _same_padding(
-    height: int, width: int, kernel: tuple[int, int], stride: tuple[int, int]
+def same_padding(
+    height: int, width: int, kernel: Sequence[int], stride: Sequence[int]
 ) -> tuple[list[int], int, int]:
     """Return ``([left, right, top, bottom], new height, new width)`` for ceil(size / stride) outputs."""
     pads, sizes = [], []
@@ -201,7 +208,7 @@ def _same_padding(
 Path = tuple[Any, ...]
 
 
-def build_encoder(space: gym.Space[Any], config: DefaultModelConfig, *, where: str = "module") -> nn.Module:
+def build_encoder(space: gym.Space[Any], config: DefaultModelConfig, *, where: str = "module") -> Any:
     """Build the default encoder of an observation space. Its ``output_dim`` is the number of features.
 
     ==============================  ============================================================
