@@ -2,7 +2,7 @@
 
 Classes are imported only on request, since an algorithm imports most of the package.
 
-They are stored in ``presets.toml`` in the folder of each algorithm. Each preset is a table, named after its environment
+Presets are stored in ``presets.toml`` in the folder of each algorithm. Each one is a table, named after its environment
 (an id, or a pattern of ids) or freely. It contains the facts of `Preset`, and one table per setter.
 """
 

@@ -1,4 +1,4 @@
-"""Rows: what connector pieces work on, whole columns instead of an episode after the other.
+"""Rows: what connector pieces work on, whole columns instead of one episode after the other.
 
 A piece is a function of rows: next to `__call__`, which RLlib's pieces have, it states its row form. A pipeline whose
 pieces all have one, in the order of their `stage`, runs on rows (``pipeline.on_rows``). A piece without one, such as a

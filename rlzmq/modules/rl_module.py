@@ -16,8 +16,9 @@ A custom module in ten lines::
 The public ``forward_*`` methods are called once per vector step. They add only a few cheap checks (below 1 µs together)
 to the private ``_forward*`` methods.
 
-A module lists them as additional base classes, ``class MyModule(TorchRLModule, ValueFunctionAPI)``. A learner declares
-the ones that it needs and reports a missing one.
+What else a module offers is an interface, such as `ValueFunctionAPI`. A module lists its interfaces as additional base
+classes, ``class MyModule(TorchRLModule, ValueFunctionAPI)``. A learner declares those that it needs, and reports a
+missing one.
 """
 
 from __future__ import annotations

@@ -7,8 +7,8 @@ broker ──Snapshot──► the first ──Snapshot──► the others
 
 The first runner is the one that owns the directory. When it ends, however it ends, the system frees its lock, and the
 next runner that lacks weights is the first. It answers requests at once, with weights or the promise of weights, as
-long as the broker knows it. What stays unanswered, and is therefore asked again, goes to the broker, too. When that is
-due, for the first's own leases and for its neighbors' requests, is `RunnerCore`'s to say.
+long as the broker knows it. What stays unanswered, and is therefore asked again, goes to the broker, too. `RunnerCore`
+decides when that is due, for the first's own leases and for its neighbors' requests.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Tune: searches for good config values, with RLlib's names, on Optuna's storage."""
+"""Tune: searches for good config values, with Ray Tune's names, on Optuna's storage."""
 
 import importlib
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""Search algorithms, under RLlib's names; and a trial's config with the values that they choose."""
+"""Search algorithms, under Ray Tune's names; and a trial's config with the values that they choose."""
 
 from __future__ import annotations
 

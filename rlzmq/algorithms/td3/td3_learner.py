@@ -1,4 +1,4 @@
-"""TD3Learner: critics with every minibatch, policy and target networks with every other one."""
+"""TD3Learner: critics learn from every minibatch; policy and target networks every `policy_delay` minibatches."""
 
 from __future__ import annotations
 

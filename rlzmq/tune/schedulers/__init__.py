@@ -1,4 +1,4 @@
-"""Schedulers, under RLlib's names: pruners of Optuna, and populations."""
+"""Schedulers, under Ray Tune's names: pruners of Optuna, and populations."""
 
 from __future__ import annotations
 
