@@ -6,7 +6,7 @@ Curves are reduced to the picture's width: exact for few points, the extremes of
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -70,14 +70,10 @@ def _drops(run: WatchedRun) -> dict[str, Any]:
 
 def _grid(run: WatchedRun) -> dict[str, Any]:
     healthy = value_at(run.tail.newest, "fault_tolerance/num_healthy_workers")
-    grid: dict[str, Any] = runner_grid(run.live)
+    grid: dict[str, Any] = runner_grid(run.live if run.may_be_asked else None)
     if not run.may_be_asked:
-        where = run.state if run.state.startswith("on ") else ""
-        is_trial = run.run is None
-        reason = (
-            "a trial's are not shown" if is_trial else f"the run is {where}" if where else "the run has ended"
-        )
-        grid |= runner_grid(None) | {"problem": reason}
+        why = f"the run is {run.state}" if run.state.startswith("on ") else "the run has ended"
+        grid["problem"] = "a trial's are not shown" if run.run is None else why
     return {"run": run.run_id, "num_healthy": healthy, **grid}
 
 
@@ -164,7 +160,6 @@ def _by_pixel(
     return x, curves
 
 
-_Values = dict[tuple[str, ...], float]  # by the labels' values
 _OF_RESULTS = (
     ("rlzmq_iterations_total", "Iterations of training.", "training_iteration"),
     ("rlzmq_training_seconds_total", "Seconds of training.", "time_total_s"),
@@ -189,6 +184,13 @@ _OF_RESULTS = (
 _STATES = {"s": "sampling", "i": "waiting", "u": "suspect", "g": "gone"}  # by letter, see `runner_grid`
 
 
+_OF_BROKER = (
+    ("rlzmq_broker_loop_lag_seconds", "Lag of the broker's event loop.", "loop_lag_s"),
+    ("rlzmq_broker_held_bytes", "Fragments that the broker holds.", "fragment_bytes"),
+)
+"""Name, help text, and path in a broker's status."""
+
+
 class ExportedRuns(Collector):
     """Collects metrics of runs, labeled with ``run``, the run's name on the page."""
 
@@ -197,54 +199,40 @@ class ExportedRuns(Collector):
 
     def collect(self) -> Iterator[Metric]:
         """Yield the metrics that have values."""
-        for name, about, path in _OF_RESULTS:
-            yield from self._by_run(name, about, _in_result(path))
-        yield from self._by_run(
-            "rlzmq_run_is_running", "1 while the run trains.", lambda run: float(run.state == "running")
-        )
-        runs = self._runs
-        yield from _family(
-            "rlzmq_env_steps_total", "Env steps, sampled and trained.", ("what",), _steps(runs)
-        )
-        yield from _family(
-            "rlzmq_dropped_env_steps_total", "Dropped env steps, by reason.", ("reason",), _dropped(runs)
-        )
-        yield from _family("rlzmq_runners", "Env runners, by state.", ("state",), _runners(runs))
-        yield from _family(
-            "rlzmq_stage_share",
-            "Share of a role's time that a stage takes, in the newest iteration.",
-            ("role", "stage"),
-            _stage_shares(runs),
-        )
-        yield from self._by_run(
-            "rlzmq_broker_loop_lag_seconds",
-            "Lag of the broker's event loop.",
-            lambda run: number_at(_status(run), "loop_lag_s"),
-        )
-        yield from self._by_run(
-            "rlzmq_broker_held_bytes",
-            "Fragments that the broker holds.",
-            lambda run: number_at(_status(run), "fragment_bytes"),
-        )
-
-    def _by_run(
-        self, name: str, about: str, value_of: Callable[[WatchedRun], float | None]
-    ) -> Iterator[Metric]:
-        found = ((run, value_of(run)) for run in self._runs)
-        return _family(name, about, (), {(run.label,): value for run, value in found if value is not None})
+        families: dict[str, CounterMetricFamily | GaugeMetricFamily] = {}
+        for run in self._runs:
+            for name, about, labels, value in _metrics_of(run):
+                if name not in families:
+                    kind = CounterMetricFamily if name.endswith("_total") else GaugeMetricFamily
+                    families[name] = kind(name, about, labels=["run", *labels])
+                families[name].add_metric([run.label, *labels.values()], value)
+        yield from families.values()
 
 
-def _family(name: str, about: str, labels: Sequence[str], values: _Values) -> Iterator[Metric]:
-    kind = CounterMetricFamily if name.endswith("_total") else GaugeMetricFamily
-    family = kind(name, about, labels=["run", *labels])
-    for of_labels, value in values.items():
-        family.add_metric(of_labels, value)
-    if values:
-        yield family
-
-
-def _in_result(path: str) -> Callable[[WatchedRun], float | None]:
-    return lambda run: number_at(run.tail.newest, path)
+def _metrics_of(run: WatchedRun) -> Iterator[tuple[str, str, dict[str, str], float]]:
+    """Yield name, help text, labels and value of a run's metrics."""
+    newest, status, account = run.tail.newest, _status(run), _account(run)
+    for source, rows in ((newest, _OF_RESULTS), (status, _OF_BROKER)):
+        for name, about, path in rows:
+            if (value := number_at(source, path)) is not None:
+                yield name, about, {}, value
+    yield "rlzmq_run_is_running", "1 while the run trains.", {}, float(run.state == "running")
+    for what in ("sampled", "trained"):
+        if what in account:
+            about = "Env steps, sampled and trained."
+            yield "rlzmq_env_steps_total", about, {"what": what}, account[what]
+    # Reasons without drops, too: a rate needs a value before the first drop.
+    dropped = {**dict.fromkeys(DROP_REASONS, 0), **(account.get("dropped") or {})} if account else {}
+    for reason, number in dropped.items():
+        about = "Dropped env steps, by reason."
+        yield "rlzmq_dropped_env_steps_total", about, {"reason": reason}, number
+    counts = Counter(runner_grid(run.live)["states"])
+    for letter, state in _STATES.items() if status else ():
+        yield "rlzmq_runners", "Env runners, by state.", {"state": state}, counts[letter]
+    for role, shares in (value_at(newest, "bottleneck/shares") or {}).items():
+        for stage, share in shares.items():
+            about = "Share of a role's time that a stage takes, in the newest iteration."
+            yield "rlzmq_stage_share", about, {"role": role, "stage": stage}, share
 
 
 def _status(run: WatchedRun) -> Mapping[str, Any]:
@@ -253,44 +241,3 @@ def _status(run: WatchedRun) -> Mapping[str, Any]:
 
 def _account(run: WatchedRun) -> Mapping[str, Any]:
     return _status(run).get("accounting") or value_at(run.tail.newest, "accounting") or {}
-
-
-def _steps(runs: Sequence[WatchedRun]) -> _Values:
-    return {
-        (run.label, what): _account(run)[what]
-        for run in runs
-        for what in ("sampled", "trained")
-        if what in _account(run)
-    }
-
-
-def _dropped(runs: Sequence[WatchedRun]) -> _Values:
-    return {
-        (run.label, reason): number
-        for run in runs
-        if _account(run)
-        # Reasons without drops, too: a rate needs a value before the first drop.
-        for reason, number in {
-            **dict.fromkeys(DROP_REASONS, 0),
-            **(_account(run).get("dropped") or {}),
-        }.items()
-    }
-
-
-def _runners(runs: Sequence[WatchedRun]) -> _Values:
-    values: _Values = {}
-    for run in runs:
-        if not _status(run) or run.live is None:
-            continue
-        counts = Counter(_STATES[letter] for letter in runner_grid(run.live)["states"])
-        values |= {(run.label, state): counts[state] for state in _STATES.values()}
-    return values
-
-
-def _stage_shares(runs: Sequence[WatchedRun]) -> _Values:
-    return {
-        (run.label, role, stage): share
-        for run in runs
-        for role, shares in (value_at(run.tail.newest, "bottleneck/shares") or {}).items()
-        for stage, share in shares.items()
-    }
