@@ -196,7 +196,7 @@ def flag_of(name: str) -> str:
 def with_field_help(kind: Any, usual: Collection[str] | None) -> Any:
     """Return `kind` with the docstring under each field as its help, without tyro's note on defaults.
 
-    Fields that are not `usual` are left out of the help.
+    Fields that are not `usual` are left out of the help, also in groups; None: none is.
     """
     import tyro
 
@@ -204,47 +204,24 @@ def with_field_help(kind: Any, usual: Collection[str] | None) -> Any:
     docs = _docs_of_fields(kind)
     fields: list[tuple[str, Any, Any]] = []
     for field in dataclasses.fields(kind):
-        is_required = field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
-        again: Any = dataclasses.field(
-            default=field.default, default_factory=field.default_factory, kw_only=field.kw_only
-        )
-        hint = hints[field.name]
+        hint, factory = hints[field.name], field.default_factory
+        if dataclasses.is_dataclass(factory):  # a generated group, whose fields have their help already
+            if usual is None:
+                continue
+            base, *marks = typing.get_args(hint)
+            factory = with_field_help(base, usual)
+            factory.__doc__ = base.__doc__
+            hint = Annotated[(factory, *marks)]
+        elif usual is not None and field.name not in usual:
+            hint = Annotated[hint, tyro.conf.Suppress]
         if field.name in docs:
+            is_required = field.default is dataclasses.MISSING and factory is dataclasses.MISSING
+            note = None if is_required else ""
             name = "import" if field.name == "import_" else None
-            marks = tyro.conf.arg(
-                help=docs[field.name], help_behavior_hint=None if is_required else "", name=name
-            )
-            hint = Annotated[hint, marks]
-            if usual is not None and field.name not in usual:
-                hint = Annotated[hint, tyro.conf.Suppress]
-        elif usual is None:
-            continue  # generated fields have their help already
-        else:
-            hint, again = _usual_part(field, usual)
+            hint = Annotated[hint, tyro.conf.arg(help=docs[field.name], help_behavior_hint=note, name=name)]
+        again: Any = dataclasses.field(default=field.default, default_factory=factory, kw_only=field.kw_only)
         fields.append((field.name, hint, again))
     return dataclasses.make_dataclass(kind.__name__, fields, bases=(kind,))
-
-
-def _usual_part(group: dataclasses.Field[Any], usual: Collection[str]) -> tuple[Any, Any]:
-    """Return a generated group's hint and field, with the fields that are not `usual` left out of the help."""
-    import tyro
-
-    base, *marks = typing.get_args(group.type)
-    hints = typing.get_type_hints(base, include_extras=True)
-    hidden = [
-        (
-            field.name,
-            Annotated[hints[field.name], tyro.conf.Suppress],
-            dataclasses.field(default_factory=field.default_factory)
-            if field.default is dataclasses.MISSING
-            else field.default,
-        )
-        for field in dataclasses.fields(base)
-        if field.name not in usual
-    ]
-    part = dataclasses.make_dataclass(base.__name__, hidden, bases=(base,))
-    part.__doc__ = base.__doc__
-    return Annotated[(part, *marks)], dataclasses.field(default_factory=part)
 
 
 def _docs_of_fields(kind: type) -> dict[str, str]:

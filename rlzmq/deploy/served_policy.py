@@ -277,23 +277,22 @@ class ServedCheckpoint:
             KeyError: There is no such policy.
             RequestError: There are several, and none was chosen.
         """
-        if not module_id and not agent_id:
-            if len(self.policies) > 1:
-                modules = sorted({policy.module_id for policy in self.policies})
-                agents = [policy.agent for policy in self.policies]
-                raise RequestError(
-                    f"choose one of the modules {modules} with module, or of the agents {agents} with agent"
-                )
-            return self.policies[0]
-        for policy in self.policies:
-            if module_id in ("", policy.module_id) and agent_id in ("", policy.agent):
-                return policy
+        fitting = [
+            policy
+            for policy in self.policies
+            if module_id in ("", policy.module_id) and agent_id in ("", policy.agent)
+        ]
         modules = sorted({policy.module_id for policy in self.policies})
-        if module_id not in ("", *modules):
-            raise KeyError(f"no module {module_id[:100]!r}.{did_you_mean(module_id, modules)}")
         agents = [policy.agent for policy in self.policies]
-        if agent_id not in ("", *agents):
-            raise KeyError(f"no agent {agent_id[:100]!r}.{did_you_mean(agent_id, agents)}")
+        if len(fitting) > 1 and not module_id and not agent_id:
+            raise RequestError(
+                f"choose one of the modules {modules} with module, or of the agents {agents} with agent"
+            )
+        if fitting:
+            return fitting[0]
+        for what, given, known in (("module", module_id, modules), ("agent", agent_id, agents)):
+            if given not in ("", *known):
+                raise KeyError(f"no {what} {given[:100]!r}.{did_you_mean(given[:100], known)}")
         raise KeyError(f"agent {agent_id[:100]!r} does not use module {module_id[:100]!r}")
 
     def check_replaces(self, old: ServedCheckpoint) -> None:
