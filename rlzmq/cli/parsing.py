@@ -15,7 +15,7 @@ import shutil
 import sys
 import textwrap
 import typing
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Annotated, Any, TypeVar
 
 from rlzmq.core.errors import ConfigurationError
@@ -74,7 +74,8 @@ def parse(
                     _Options, tyro.cli(shown, args=list(arguments), prog=prog, config=tyro_config())
                 )
         except SystemExit as error:
-            instead = _instead(prog, arguments, _flags_of(kind) | _aliases_of(kind), elsewhere)
+            known = {name for flag, aliases in _flags_of(kind) for name in (flag, *aliases)}
+            instead = _instead(prog, arguments, known, elsewhere)
             print(instead or _in_short(prog, usage, complaint.getvalue()), file=sys.stderr)
             raise OptionsExit(error.code) from None
     said = io.TextIOWrapper(io.BytesIO(), encoding=sys.stdout.encoding or "utf-8", newline="\n")
@@ -88,7 +89,7 @@ def parse(
     listed = re.sub(r"\[\[(\w+) \[\1 \.\.\.\]\]\]", lambda found: f"{found[1]}…".ljust(len(found[0])), listed)
     print(listed.replace(" (default: )", " " * 12).rstrip())
     if usual is not None and "--help-all" not in helps:
-        print(f"\n{prog} --help-all: the other {len(_flags_of(kind)) - len(usual)} flags")
+        print(f"\n{prog} --help-all: the other {len(dict(_flags_of(kind))) - len(usual)} flags")
     raise OptionsExit(0)
 
 
@@ -164,28 +165,18 @@ def _is_rule(line: str) -> bool:
     return line.startswith("──")
 
 
-def _flags_of(kind: Any) -> set[str]:
-    """Return the flags of an options class and of the groups in it."""
-    flags = set()
-    for field in dataclasses.fields(kind):
-        group = field.default_factory
-        if dataclasses.is_dataclass(group):
-            flags |= _flags_of(group)
-        else:
-            flags.add(flag_of(field.name))
-    return flags
-
-
-def _aliases_of(kind: Any) -> set[str]:
-    """Return the other names of the flags of an options class and of the groups in it."""
-    aliases: set[str] = set()
+def _flags_of(kind: Any) -> Iterator[tuple[str, Sequence[str]]]:
+    """Yield the flags of an options class and of the groups in it, with their other names."""
+    hints = typing.get_type_hints(kind, include_extras=True)
     for field in dataclasses.fields(kind):
         if dataclasses.is_dataclass(field.default_factory):
-            aliases |= _aliases_of(field.default_factory)
-    for hint in typing.get_type_hints(kind, include_extras=True).values():
-        for mark in typing.get_args(hint)[1:]:
-            aliases |= set(getattr(mark, "aliases", None) or ())
-    return aliases
+            yield from _flags_of(field.default_factory)
+        else:
+            marks = typing.get_args(hints[field.name])[1:]
+            yield (
+                flag_of(field.name),
+                [alias for mark in marks for alias in getattr(mark, "aliases", None) or ()],
+            )
 
 
 def flag_of(name: str) -> str:
