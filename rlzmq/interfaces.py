@@ -159,9 +159,6 @@ class UpdatePipeline(Protocol):
     def give_up_updates(self) -> None:
         """Stop waiting for open updates, since the run ends."""
 
-    async def pause(self) -> None:
-        """Stop sampling and training, so that learners' state can be replaced."""
-
     async def restart(self) -> None:
         """Go on from the learners' state, which was replaced."""
 

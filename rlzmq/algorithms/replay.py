@@ -252,7 +252,10 @@ class Replay:
             if state is not None:
                 _set_state(learner, state, file)
                 state = None
-            batches = [decode_steps(frames, BatchCheck(), *steps) for steps, frames in step.shards]
+            batches = [
+                decode_steps(frames, BatchCheck(), steps.first, steps.num_steps)
+                for steps, frames in step.shards
+            ]
             self.current = update = RepeatedUpdate(
                 step.version, learner.get_state(not_components="source"), step.timesteps
             )

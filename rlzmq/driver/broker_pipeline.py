@@ -22,8 +22,8 @@ import logging
 import math
 import sys
 import time
+import traceback
 import uuid
-from collections.abc import Coroutine
 from pathlib import Path
 from typing import Any
 
@@ -43,9 +43,9 @@ from rlzmq.driver.join_files import (
     pack_config,
     write_join_files,
 )
-from rlzmq.driver.supervision import Place, RunTasks, Supervisor, first_line, spawn_within
+from rlzmq.driver.supervision import Place, RunTasks, Supervisor, spawn_within
 from rlzmq.driver.updates import Accounting, ConnectorSync, UpdateResult, num_left_out
-from rlzmq.protocol.core import Report
+from rlzmq.protocol.driver_core import Report
 from rlzmq.roles.broker_role import BrokerRole
 from rlzmq.roles.peer_link import new_peer_id, spaces_digest
 from rlzmq.wire.messages import OpenUpdate, Progress
@@ -381,7 +381,8 @@ class BrokerPipeline(RunTasks):
         except ActorLostError:
             pass
         except Exception as error:
-            broker.kill(f"failed: {first_line(error)}")
+            what = "".join(traceback.format_exception_only(error)).strip()
+            broker.kill(f"failed: {what}")  # with its notes, which say where
 
     # -- for the watchdog -----------------------------------------------------------------------
 
@@ -493,7 +494,7 @@ class BrokerPipeline(RunTasks):
     async def _open_updates(self) -> None:
         """Open updates until as many are open as planned."""
         assert self._driver is not None
-        await self._unless_broken(self._learners.formation.admit())
+        await self.unless_failed(self._learners.formation.admit())
         plan, driver = self._config.update_plan(), self._driver
         driver.core.bottleneck = self.bottleneck  # which its heartbeats carry
         while len(driver.open_reports) < plan.open_updates:
@@ -538,14 +539,6 @@ class BrokerPipeline(RunTasks):
         if self._driver is not None:
             self._driver.give_up_reports()
 
-    async def _unless_broken(self, work: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.ensure_future(work)
-        try:
-            await asyncio.wait((task, self.failed), return_when=asyncio.FIRST_COMPLETED)
-            (task if task.done() else self.failed).result()
-        finally:
-            task.cancel()
-
     async def _first_of(self, future: asyncio.Future[Report]) -> Report | None:
         assert self._driver is not None
         failures = [
@@ -581,16 +574,9 @@ class BrokerPipeline(RunTasks):
             "num_env_steps_without_report": self._reader.num_env_steps_without_report,
         }
 
-    async def pause(self) -> None:
-        """Stop issuing leases, since the learners' state is about to be replaced."""
-        assert self._driver is not None
-        self._driver.do(self._driver.core.pause(is_paused=True))
-
     async def restart(self) -> None:
-        """Continue from the state that was loaded into the learners."""
-        assert self._driver is not None
+        """Continue from the state that was loaded into the learners; what was sampled meanwhile is dropped."""
         await self._register_learners(begins_lineage=True)
-        self._driver.do(self._driver.core.pause(is_paused=False))
 
     async def _begin_lineage(self, handles: list[Any]) -> bool:
         """Discard everything in progress on all peers; return False if a rank died."""

@@ -16,8 +16,8 @@ from rlzmq.core.errors import cut, printable
 from rlzmq.core.metrics import MetricsLogger
 from rlzmq.core.patience import HEARTBEAT_S
 from rlzmq.driver.updates import Accounting, ConnectorSync
-from rlzmq.protocol.core import Instruction, Received, Report, Tell
-from rlzmq.protocol.driver_core import DriverCore
+from rlzmq.protocol.core import Received
+from rlzmq.protocol.driver_core import DriverCore, Report
 from rlzmq.protocol.ledger import RunnerRecord
 from rlzmq.roles.peer_link import (
     PeerLink,
@@ -27,7 +27,7 @@ from rlzmq.roles.peer_link import (
 )
 from rlzmq.runners.episode_metrics import EpisodeMetrics, FragmentMeta, add_fragment_metas
 from rlzmq.wire.codec import FragmentId, WireError
-from rlzmq.wire.messages import OpenUpdate, Progress, TraceEvents
+from rlzmq.wire.messages import Notice, OpenUpdate, Progress, TraceEvents
 from rlzmq.wire.payloads import pack_blob, unpack_blob
 
 __all__ = ["DriverLink", "MetaCheck", "ReportReader"]
@@ -177,6 +177,8 @@ class DriverLink(PeerLink):
             run_id,
             "driver",
             new_peer_id(),
+            on_report=self._on_report,
+            tell=self._tell,
             next_update=next_update,
             config=packed_config,
             spaces_digest=spaces_digest,
@@ -212,20 +214,18 @@ class DriverLink(PeerLink):
             return
         super().handle(event)
 
-    def act(self, instruction: Instruction) -> None:
-        """Carry out an instruction: reports resolve their update's future; notices are logged."""
-        if isinstance(instruction, Report):
-            future = self.open_reports.get(instruction.report.update_id)
-            if future is not None and not future.done():
-                future.set_result(instruction)
-        elif isinstance(instruction, Tell):
-            message = instruction.message
-            if isinstance(message, Progress):
-                self.progress = message
-                return
-            if message.event not in _QUIET_EVENTS:
-                peer = "" if message.role == "broker" else f"{message.role} {message.name} "
-                _log.warning("broker: %s%s: %s", peer, message.event, message.detail)
+    def _on_report(self, report: Report) -> None:
+        """Resolve the future of the report's update."""
+        future = self.open_reports.get(report.report.update_id)
+        if future is not None and not future.done():
+            future.set_result(report)
+
+    def _tell(self, message: Notice | Progress) -> None:
+        if isinstance(message, Progress):
+            self.progress = message
+        elif message.event not in _QUIET_EVENTS:
+            peer = "" if message.role == "broker" else f"{message.role} {message.name} "
+            _log.warning("broker: %s%s: %s", peer, message.event, message.detail)
 
     def give_up_reports(self) -> None:
         """Stop waiting for open updates. `open_reports` is empty afterwards."""

@@ -122,7 +122,6 @@ class Session:
 
     async def restart(self) -> None:
         """Continue everywhere from the learners' state, which was changed from outside, between two updates."""
-        await self.pipeline.pause()
         await self.pipeline.restart()
         self.learner_group.is_changed = False
 
@@ -153,7 +152,6 @@ class Session:
         spaces = {"__env_single__": self.spaces}
         module_spec = configs.learners.get_multi_rl_module_spec(spaces=spaces)
         synced = configs.synced_module_ids("env_runners")
-        await self.pipeline.pause()
         await self.env_runner_group.change_modules(configs.env_runners, synced)
         await self.learner_group.change_modules(configs.learners, module_spec, change, synced)
         await self.restart()
@@ -223,7 +221,6 @@ class Session:
         learner = state.get(_LEARNER)
         self.learner_group.num_changes += 1
         self.learner_group.is_changed = True
-        await self.pipeline.pause()
         if learner is not None:
             await self.learner_group.set_state(learner)
         names = sorted(

@@ -75,13 +75,22 @@ class RunTasks:
             Exception: The run has failed, and the event has not occurred.
         """
         while not event.is_set():  # it may have been cleared again before this task went on
-            if self.failed.done():
+            await self.unless_failed(event.wait())
+
+    async def unless_failed(self, work: Coroutine[Any, Any, T]) -> T:
+        """Return the result of this work.
+
+        Raises:
+            Exception: The work raised it, or the run has failed meanwhile.
+        """
+        task = asyncio.ensure_future(work)
+        try:
+            await asyncio.wait((task, self.failed), return_when=asyncio.FIRST_COMPLETED)
+            if not task.done():
                 self.failed.result()
-            waiting = asyncio.ensure_future(event.wait())
-            try:
-                await asyncio.wait((waiting, self.failed), return_when=asyncio.FIRST_COMPLETED)
-            finally:
-                waiting.cancel()
+            return task.result()
+        finally:
+            task.cancel()
 
     async def stop(self) -> None:
         """End the tasks. Idempotent."""

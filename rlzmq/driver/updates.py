@@ -164,9 +164,6 @@ class SerialPipeline:
         """Return {}, since no process can die alone."""
         return {}
 
-    async def pause(self) -> None:
-        """Do nothing, since no work runs between two updates."""
-
     async def restart(self) -> None:
         """Continue from the state that was loaded into the learner."""
         self._publish()

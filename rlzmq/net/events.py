@@ -74,7 +74,6 @@ class EdgeReader:
         raw: The socket.
         on_message: Called with the frames of each message.
         max_per_tick: Messages handled before the loop gets a turn.
-        loop: The event loop; the running one if None.
         max_frames: Frames of a message; one with more is discarded, and `_on_excess` called. None: no limit.
     """
 
@@ -84,7 +83,6 @@ class EdgeReader:
         on_message: MessageHandler | None,
         *,
         max_per_tick: int,
-        loop: asyncio.AbstractEventLoop | None = None,
         max_frames: int | None = None,
     ) -> None:
         if max_per_tick < 1:
@@ -95,7 +93,7 @@ class EdgeReader:
         self._max_per_tick = max_per_tick
         self._max_frames = max_frames
         self._is_discarding = False
-        self._loop = loop if loop is not None else asyncio.get_running_loop()
+        self._loop = asyncio.get_running_loop()
         self._thread_id = threading.get_ident()
         self._is_scheduled = False
         self._is_running = False

@@ -350,7 +350,6 @@ class DrainSocket(EdgeReader):
             with a zero byte.
         subscriptions: Topic prefixes of a SUB.
         curve: Keys: ``CurveServer`` on the side that binds, ``CurveClient`` on the side that connects.
-        insecure: Lets ``bind`` take a TCP address without keys.
         on_event: Called with connection events.
         on_cut: Called when a connection is cut because it exceeds a bound (`rlzmq.net.events`).
         packs: Whether small frames are packed into one (see the module docstring), for a ROUTER or DEALER whose
@@ -380,7 +379,6 @@ class DrainSocket(EdgeReader):
         routing_id: bytes | None = None,
         subscriptions: Sequence[bytes] = (),
         curve: CurveServer | CurveClient | None = None,
-        insecure: bool = False,
         on_event: EventHandler | None = None,
         on_cut: CutHandler | None = None,
         packs: bool = False,
@@ -392,7 +390,6 @@ class DrainSocket(EdgeReader):
         self.name: str = name or zmq_type.lower()
         self._context = context
         self._curve = curve
-        self._insecure = insecure
         self._num_ids = int(zmq_type == "ROUTER")  # frames in front of a message that name its peer
         self._packs = packs
         self._queues: dict[bytes, deque[_Waiting]] = {}  # by peer
@@ -456,7 +453,7 @@ class DrainSocket(EdgeReader):
                 without keys), or too long for a Unix socket.
         """
         self._check_usable()
-        check_bind_address(address, has_keys=isinstance(self._curve, CurveServer), insecure=self._insecure)
+        check_bind_address(address, has_keys=isinstance(self._curve, CurveServer))
         lock = AddressLock.take(address)
         try:
             self._raw.bind(address)
@@ -481,7 +478,7 @@ class DrainSocket(EdgeReader):
             ConfigurationError: The address is malformed, or TCP without keys.
         """
         self._check_usable()
-        check_connect_address(address, has_keys=isinstance(self._curve, CurveClient), insecure=self._insecure)
+        check_connect_address(address, has_keys=isinstance(self._curve, CurveClient))
         try:
             self._raw.connect(address)
         except zmq.ZMQError as error:

@@ -1,50 +1,40 @@
 """What the state machines of the protocol share: messages in, instructions out; registration and heartbeats of peers.
 
-A core takes a message (`rlzmq.wire.messages`) as it is; whatever else happens (a lease was sampled, a shard was
-decoded, a connection broke, time has passed) is a method of the core. All return instructions, to be performed in
-order. Time is passed as ``now``, in seconds of a monotonic clock.
+A core takes a message (`rlzmq.wire.messages`) as it is; whatever else happens (a lease was sampled, an update was
+trained, a connection broke, time has passed) is a method of the core. All return instructions, to be performed in
+order: what is sent, and the end. A peer's core calls functions of its role for all other work (to sample a lease, to
+train an update); what takes long only begins in them. Time is passed as ``now``, in seconds of a monotonic clock.
 """
 
 from __future__ import annotations
 
 import abc
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, Concatenate, ParamSpec, TypeAlias, TypeVar
 
 from rlzmq.core.patience import ANSWER_S, RESEND_S, TICK_S, Patience
-from rlzmq.wire.codec import Buffer, FragmentId, Publication, WireMessage
+from rlzmq.wire.codec import Buffer, FragmentId, WireMessage
 from rlzmq.wire.messages import (
     BrokerBeat,
-    CommitReport,
     Goodbye,
     Hello,
-    Lease,
-    Notice,
-    Progress,
     Refused,
-    Shard,
-    ShardPlan,
     Welcome,
     encode_message,
 )
 
 __all__ = [
     "LARGE_BYTES",
-    "DecodeShard",
     "Instruction",
     "PeerCore",
     "PeerTimers",
     "Publish",
     "Quarantine",
     "Received",
-    "Report",
-    "RunUpdate",
     "Send",
-    "StartLease",
     "Stop",
-    "Tell",
     "unless_stopped",
 ]
 
@@ -110,69 +100,6 @@ class Quarantine:
 
 
 @dataclass(frozen=True, slots=True)
-class StartLease:
-    """Sample a lease: its `num_vector_steps`, or fewer if `max_s` (0: no limit) is reached.
-
-    Answer with `RunnerCore.sampled` or `lease_failed`. Only one lease is started at a time.
-
-    Attributes:
-        weights: Weights to load before, whose digest has been checked: their header and body; None: no newer ones.
-        connector_state: The connector state to set before (one `payloads.pack_blob` frame); None: no newer one.
-    """
-
-    lease: Lease
-    weights: tuple[Publication, Buffer] | None = None
-    connector_state: Buffer | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class DecodeShard:
-    """Decode and check a shard's fragment (`payloads.decode_fragment`), and cut out its range.
-
-    Answer with `LearnerCore.shard_decoded` or `shard_failed`.
-    """
-
-    shard: Shard
-    frames: tuple[Buffer, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class RunUpdate:
-    """Train on the decoded shards of the plan, which are in the order of index.
-
-    Answer with `LearnerCore.update_trained`.
-    """
-
-    plan: ShardPlan
-    decoded: Sequence[Any]
-
-
-@dataclass(frozen=True, slots=True)
-class Report:
-    """Report of a committed update, returned once per update, in order.
-
-    Attributes:
-        fragments: Fragments reported for the first time: id, env steps, meta blob.
-        results: One blob per learner rank.
-        watermarks: Committed watermarks that moved, by (runner uuid, incarnation).
-        forgotten: Runners that will not come back: (uuid, incarnation).
-    """
-
-    report: CommitReport
-    fragments: Sequence[tuple[FragmentId, int, Buffer]]
-    results: Sequence[Buffer]
-    watermarks: dict[tuple[str, int], int]
-    forgotten: Sequence[tuple[str, int]] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class Tell:
-    """Pass a message to the driver's supervisor or log."""
-
-    message: Notice | Progress
-
-
-@dataclass(frozen=True, slots=True)
 class Stop:
     """End the role, because it was refused or fenced, got GOODBYE, or has left."""
 
@@ -180,9 +107,7 @@ class Stop:
     detail: str = ""
 
 
-Instruction: TypeAlias = (
-    Send | Publish | Quarantine | StartLease | DecodeShard | RunUpdate | Report | Tell | Stop
-)
+Instruction: TypeAlias = Send | Publish | Quarantine | Stop
 
 
 P = ParamSpec("P")
@@ -245,18 +170,30 @@ class PeerCore(abc.ABC):
         self._heartbeat_s = float("inf")
         self._silence = Patience(self.timers.broker_silence_s)
 
-    @abc.abstractmethod
+    @unless_stopped
     def handle(self, event: Received, now: float) -> list[Instruction]:
         """Process a message of the broker."""
+        instructions = self._handle_peer(event, now)
+        return self._on_message(event, now) if instructions is None else instructions
 
-    @abc.abstractmethod
+    @unless_stopped
     def tick(self, now: float) -> list[Instruction]:
         """Check the timers; to be called regularly."""
+        if not self.is_welcome or self._silence.is_over(now):
+            return self.start_again(now) if now - self._hello_at >= self.timers.resend_s / 2 else []
+        if now - self._state_at < self._heartbeat_s:
+            return []
+        self._state_at = now
+        return [Send(b"", self._state())]
 
     @unless_stopped
     def leave(self, now: float, reason: str = "leaving") -> list[Instruction]:
         """Take no more work, deliver finished work, and send GOODBYE."""
         return [Send(b"", Goodbye(reason)), *self._stop("left", reason)]
+
+    @abc.abstractmethod
+    def _on_message(self, event: Received, now: float) -> list[Instruction]:
+        """Process a message that is not about registration."""
 
     @abc.abstractmethod
     def _hello(self) -> tuple[Hello, tuple[Buffer, ...]]:
@@ -300,14 +237,6 @@ class PeerCore(abc.ABC):
         self._hello_id += 1
         message, payload = self._hello()
         return [Send(b"", replace(message, hello_id=self._hello_id), payload)]
-
-    def _tick_peer(self, now: float) -> list[Instruction]:
-        if not self.is_welcome or self._silence.is_over(now):
-            return self.start_again(now) if now - self._hello_at >= self.timers.resend_s / 2 else []
-        if now - self._state_at < self._heartbeat_s:
-            return []
-        self._state_at = now
-        return [Send(b"", self._state())]
 
     def start_again(self, now: float) -> list[Instruction]:
         """Send HELLO again, and keep the time of the broker's last message."""

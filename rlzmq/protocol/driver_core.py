@@ -7,18 +7,10 @@ A restarted broker receives the open updates, the newest connector state and the
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 
-from rlzmq.protocol.core import (
-    Instruction,
-    PeerCore,
-    PeerTimers,
-    Received,
-    Report,
-    Send,
-    Tell,
-    unless_stopped,
-)
+from rlzmq.protocol.core import Instruction, PeerCore, PeerTimers, Received, Send
 from rlzmq.wire.codec import Buffer, FragmentId, MalformedFrameError
 from rlzmq.wire.messages import (
     CommitReport,
@@ -28,13 +20,30 @@ from rlzmq.wire.messages import (
     Hello,
     Notice,
     OpenUpdate,
-    Pause,
     Progress,
     Reset,
 )
 from rlzmq.wire.payloads import FragmentRange, pack_ranges, split_frames, unpack_ranges
 
-__all__ = ["DriverCore", "parse_report"]
+__all__ = ["DriverCore", "Report", "parse_report"]
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """Report of a committed update.
+
+    Attributes:
+        fragments: Fragments reported for the first time: id, env steps, meta blob.
+        results: One blob per learner rank.
+        watermarks: Committed watermarks that moved, by (runner uuid, incarnation).
+        forgotten: Runners that will not come back: (uuid, incarnation).
+    """
+
+    report: CommitReport
+    fragments: Sequence[tuple[FragmentId, int, Buffer]]
+    results: Sequence[Buffer]
+    watermarks: dict[tuple[str, int], int]
+    forgotten: Sequence[tuple[str, int]] = ()
 
 
 class DriverCore(PeerCore):
@@ -42,6 +51,8 @@ class DriverCore(PeerCore):
 
     Args:
         run_id, name, uuid: See `messages.Hello`.
+        on_report: Called once for each update, in order.
+        tell: Passes a message to the driver's supervisor or log.
         next_update: First update of this run: 0, or the one after the checkpoint.
         spaces_digest, package_version: Every other peer must have the same.
         config: One opaque frame for external runners; b"" for none.
@@ -53,6 +64,8 @@ class DriverCore(PeerCore):
         name: str,
         uuid: str,
         *,
+        on_report: Callable[[Report], None],
+        tell: Callable[[Notice | Progress], None],
         next_update: int = 0,
         spaces_digest: str = "",
         package_version: str = "",
@@ -60,6 +73,8 @@ class DriverCore(PeerCore):
         timers: PeerTimers | None = None,
     ) -> None:
         super().__init__(run_id, name, uuid, timers)
+        self._on_report = on_report
+        self._tell = tell
         self.next_report: int = next_update
         self.next_update: int = next_update
         self.trained: int = 0
@@ -73,7 +88,6 @@ class DriverCore(PeerCore):
         self._connector_blob: Buffer = b""
         self.min_generation: int = -1
         self._watermarks: dict[tuple[str, int], int] = {}
-        self._is_paused = False
         self.bottleneck = ""
 
     # ------------------------------------------------------------------ calls
@@ -104,11 +118,6 @@ class DriverCore(PeerCore):
         self._connector_state, self._connector_blob = ConnectorState(version), blob
         return [Send(b"", self._connector_state, (blob,))] if self.is_welcome else []
 
-    def pause(self, *, is_paused: bool) -> list[Instruction]:
-        """Let the broker stop granting leases, or grant them again."""
-        self._is_paused = is_paused
-        return [Send(b"", Pause(is_paused))] if self.is_welcome else []
-
     def reset(self, generation: int, next_update: int) -> list[Instruction]:
         """Continue from `next_update` after the learners restored a checkpoint. Open updates are discarded."""
         self._open.clear()
@@ -119,27 +128,15 @@ class DriverCore(PeerCore):
 
     # ------------------------------------------------------------------ events
 
-    @unless_stopped
-    def tick(self, now: float) -> list[Instruction]:
-        """See `PeerCore.tick`."""
-        return self._tick_peer(now)
-
-    @unless_stopped
-    def handle(self, event: Received, now: float) -> list[Instruction]:
-        """Process a message of the broker."""
-        instructions = self._handle_peer(event, now)
-        if instructions is not None:
-            return instructions
+    def _on_message(self, event: Received, now: float) -> list[Instruction]:
         message = event.message
         if isinstance(message, CommitReport):
-            return self._on_report(message, event.payload)
-        if isinstance(message, Progress):
-            return [*self._catch_up(message), Tell(message)]
-        if isinstance(message, Notice):
-            return [Tell(message)]
-        return []
+            return self._take_report(message, event.payload)
+        if isinstance(message, Progress | Notice):
+            self._tell(message)
+        return self._catch_up(message) if isinstance(message, Progress) else []
 
-    def _on_report(self, message: CommitReport, payload: tuple[Buffer, ...]) -> list[Instruction]:
+    def _take_report(self, message: CommitReport, payload: tuple[Buffer, ...]) -> list[Instruction]:
         if message.min_generation != self.min_generation:
             return []  # it is from an abandoned lineage, or from a broker that has not received the RESET yet
         if not self.is_welcome or message.broker_incarnation != self.broker_incarnation:
@@ -147,26 +144,23 @@ class DriverCore(PeerCore):
             return []
         if message.update_id in self._open and message.update_id not in self._early:
             self._early[message.update_id] = parse_report(message, payload)
-        instructions: list[Instruction] = []
         while (report := self._early.pop(self.next_report, None)) is not None:
             del self._open[self.next_report]
             self.next_report += 1
-            self.trained = report.report.accounting.get("trained", self.trained)
+            self.trained = report.report.trained
             self.dropped = dict(report.report.dropped)
             for key, watermark in report.watermarks.items():
                 self._watermarks[key] = max(watermark, self._watermarks.get(key, 0))
             for key in report.forgotten:
                 self._watermarks.pop(key, None)
-            instructions.append(report)
-        return [*instructions, Send(b"", self._state())]
+            self._on_report(report)
+        return [Send(b"", self._state())]
 
     def _catch_up(self, progress: Progress) -> list[Instruction]:
         """Repeat the messages that the broker lacks according to its PROGRESS."""
         if progress.min_generation < self.min_generation:
             return [Send(b"", Reset(self.min_generation, self.next_report))]
         instructions: list[Instruction] = []
-        if progress.is_paused != self._is_paused:
-            instructions.append(Send(b"", Pause(self._is_paused)))
         if self._connector_state is not None and progress.connector_version < self._connector_state.version:
             instructions.append(Send(b"", self._connector_state, (self._connector_blob,)))
         for update_id, update in sorted(self._open.items()):
@@ -192,11 +186,11 @@ class DriverCore(PeerCore):
             trained=self.trained,
             dropped=self.dropped,
         )
-        settled = (
+        watermarks = (
             FragmentRange(FragmentId(runner, incarnation, watermark), 0, 0)
             for (runner, incarnation), watermark in self._watermarks.items()
         )
-        return hello, tuple(pack_ranges(settled))
+        return hello, tuple(pack_ranges(watermarks))
 
     def _state(self) -> DriverState:
         return DriverState(self.min_generation, self.next_report, self.bottleneck)

@@ -1,11 +1,11 @@
 """LearnerCore: a learner rank's side of the protocol. It trains exactly the planned steps, each update once.
 
 ```
-   SHARD_PLAN, SHARD… ─► DecodeShard ─► all decoded ─► SHARD_READY ─► TRAIN ─► RunUpdate, in order
+   SHARD_PLAN, SHARD… ─► decode ─► all decoded ─► SHARD_READY ─► TRAIN ─► train, in order
    update_trained ─► UPDATE_DONE until UPDATE_COMMITTED;  rank 0: new_weights ─► WEIGHTS
 ```
 
-Guarantees: RunUpdate is returned only for update ``next_update``, once per update and generation, after every rank has
+Guarantees: `train` is called only for update ``next_update``, once per update and generation, after every rank has
 sent READY, and with exactly the planned steps. Shards of a lower attempt or of another generation are discarded.
 Trained ranges are remembered until their runners have forgotten them, so that a restarted broker does not have them
 trained again.
@@ -14,19 +14,12 @@ trained again.
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from rlzmq.protocol.core import (
-    DecodeShard,
-    Instruction,
-    PeerCore,
-    PeerTimers,
-    Received,
-    RunUpdate,
-    Send,
-    unless_stopped,
-)
+from rlzmq.core.errors import ProtocolError
+from rlzmq.protocol.core import Instruction, PeerCore, PeerTimers, Received, Send, unless_stopped
 from rlzmq.wire.codec import Buffer, FragmentId, from_header, to_header
 from rlzmq.wire.messages import (
     Hello,
@@ -44,7 +37,19 @@ from rlzmq.wire.messages import (
 )
 from rlzmq.wire.payloads import FragmentRange, pack_blob, pack_ranges, unpack_blob, unpack_ranges
 
-__all__ = ["Done", "LearnerCore", "LearnerMemory"]
+__all__ = ["Done", "LearnerCore", "LearnerMemory", "UnusableError"]
+
+
+class UnusableError(ProtocolError):
+    """A shard must not be trained.
+
+    Attributes:
+        reason: Short code, for the broker.
+    """
+
+    def __init__(self, reason: str, detail: str) -> None:
+        super().__init__(detail)
+        self.reason = reason
 
 
 # Maximum number of runners whose fragments were never confirmed as forgotten; the oldest are removed first.
@@ -131,8 +136,7 @@ class _HeldShard:
 
     attempt: int
     plan: ShardPlan | None = None
-    shards: dict[int, Shard] = field(default_factory=dict)
-    decoded: dict[int, Any] = field(default_factory=dict)
+    decoded: dict[int, tuple[Shard, Any]] = field(default_factory=dict)
     ready_at: float = float("-inf")
     phase: int = _RECEIVING
     train: Train | None = None
@@ -142,12 +146,23 @@ class _HeldShard:
     def is_complete(self) -> bool:
         return self.plan is not None and len(self.decoded) == self.plan.num_fragments
 
+    @property
+    def data(self) -> list[Any]:
+        """What was decoded, in the order of index."""
+        return [self.decoded[index][1] for index in sorted(self.decoded)]
+
 
 class LearnerCore(PeerCore):
     """A learner rank's state machine. Nothing is sent before the first `form_group`.
 
     Args:
         run_id, name, uuid: See `messages.Hello`.
+        decode: ``decode(shard, frames)`` decodes and checks a shard's fragment (`payloads.decode_fragment`), and cuts
+            out its range; the result is what `train` gets. It raises `UnusableError`.
+        find_odd: ``find_odd(decoded)`` returns why those of an update's shards must not be trained that do not fit the
+            others, by their place; called once all are decoded.
+        train: ``train(plan, decoded)`` begins to train the decoded shards of a plan, in the order of index; then
+            `update_trained` is called.
 
     Attributes:
         is_forming: Whether the group is being re-formed. A "fenced" refusal of its last generation is then ignored.
@@ -163,9 +178,15 @@ class LearnerCore(PeerCore):
         name: str,
         uuid: str,
         *,
+        decode: Callable[[Shard, tuple[Buffer, ...]], Any],
+        find_odd: Callable[[Sequence[Any]], dict[int, str]],
+        train: Callable[[ShardPlan, Sequence[Any]], None],
         timers: PeerTimers | None = None,
     ) -> None:
         super().__init__(run_id, name, uuid, timers)
+        self._decode = decode
+        self._find_odd = find_odd
+        self._train = train
         self.generation = -1
         self.rank = -1
         self.num_ranks = 0
@@ -181,11 +202,6 @@ class LearnerCore(PeerCore):
 
     # ------------------------------------------------------------------ facts
 
-    def refusable_shards(self) -> list[tuple[Shard, Any]]:
-        """Return the decoded shards, with their data, of updates of which others are missing: they may be refused."""
-        receiving = (held for held in self._held.values() if held.phase == _RECEIVING)
-        return [(held.shards[index], data) for held in receiving for index, data in held.decoded.items()]
-
     def training_ranges(self, update_id: int) -> list[FragmentRange]:
         """Return an update's ranges over all ranks once TRAIN has arrived; before, an empty list."""
         held = self._held.get(update_id)
@@ -200,30 +216,7 @@ class LearnerCore(PeerCore):
         is_past = self.is_forming or (refused and refused.generation < self.generation)
         if refused and refused.reason == "fenced" and is_past:
             return []  # it answers a HELLO sent before the group was re-formed
-        instructions = self._handle_peer(event, now)
-        if instructions is None:
-            instructions = self._on_message(event, now)
-        return instructions + self._advance(now)
-
-    @unless_stopped
-    def shard_decoded(self, shard: Shard, data: object, now: float) -> list[Instruction]:
-        """Keep the data of a DecodeShard, which can be trained, for its RunUpdate."""
-        held = self._matching(shard.update_id, shard.attempt)
-        if held is not None and shard.index in held.shards:
-            held.decoded[shard.index] = data
-        return self._advance(now)
-
-    @unless_stopped
-    def shard_failed(self, shard: Shard, reason: str, detail: str) -> list[Instruction]:
-        """Refuse the fragment of a DecodeShard: it must not be trained."""
-        held = self._matching(shard.update_id, shard.attempt)
-        if held is None or shard.index not in held.shards:
-            return []
-        # Forget the shard. If the refusal is lost, the broker sends the shard again.
-        del held.shards[shard.index]
-        held.decoded.pop(shard.index, None)
-        numbers = shard.update_id, shard.attempt, self.generation
-        return [Send(b"", ShardRefused(*numbers, shard.fragment, reason, detail[:1000]))]
+        return super().handle(event, now) + self._advance(now)
 
     @unless_stopped
     def update_trained(
@@ -235,10 +228,10 @@ class LearnerCore(PeerCore):
         results: Buffer,
         now: float,
     ) -> list[Instruction]:
-        """Confirm the update of a RunUpdate: the group applied it, or all ranks skipped it.
+        """Confirm the update of `train`: the group applied it, or all ranks skipped it.
 
         Args:
-            update_id, attempt: Those of the RunUpdate.
+            update_id, attempt: Those of the plan.
             trained: Whether it was applied.
             num_trained_steps: Number of steps that went through the loss (replayed ones count once per use).
             results: One `payloads.pack_blob` frame.
@@ -343,9 +336,11 @@ class LearnerCore(PeerCore):
             return []
         if isinstance(message, ShardPlan):
             held.plan = message
-        elif message.index not in held.shards:
-            held.shards[message.index] = message
-            return [DecodeShard(message, event.payload)]
+        elif message.index not in held.decoded:
+            try:
+                held.decoded[message.index] = message, self._decode(message, event.payload)
+            except UnusableError as error:
+                return [self._refuse(message, error.reason, str(error))]
         return []
 
     def _on_train(self, message: Train, payload: tuple[Buffer, ...]) -> list[Instruction]:
@@ -360,7 +355,7 @@ class LearnerCore(PeerCore):
         """See `PeerCore.tick`."""
         if self.generation < 0:
             return []
-        instructions = self._tick_peer(now)
+        instructions = super().tick(now)
         if not self.is_welcome:
             return instructions
         for done in self._memory.done.values():
@@ -390,6 +385,13 @@ class LearnerCore(PeerCore):
         instructions: list[Instruction] = []
         for update_id, held in self._held.items():
             if held.phase == _RECEIVING and held.is_complete:
+                odd = self._find_odd(held.data)
+                for index, detail in odd.items():
+                    # Forget the shard. If the refusal is lost, the broker sends the shard again.
+                    shard, _ = held.decoded.pop(index)
+                    instructions.append(self._refuse(shard, "unusable", detail))
+                if odd:
+                    continue
                 held.phase = _READY
                 held.ready_at = now
                 instructions.append(self._ready(update_id, held))
@@ -398,8 +400,12 @@ class LearnerCore(PeerCore):
             assert head.plan is not None, "TRAIN is kept once all of the plan is decoded"
             self._running = self.next_update
             head.phase = _TRAINING
-            instructions.append(RunUpdate(head.plan, [head.decoded[index] for index in sorted(head.decoded)]))
+            self._train(head.plan, head.data)
         return instructions
+
+    def _refuse(self, shard: Shard, reason: str, detail: str) -> Send:
+        numbers = shard.update_id, shard.attempt, self.generation
+        return Send(b"", ShardRefused(*numbers, shard.fragment, reason, detail[:1000]))
 
     def _ready(self, update_id: int, held: _HeldShard) -> Send:
         return Send(b"", ShardReady(update_id, held.attempt, self.generation, self.rank))
@@ -449,7 +455,7 @@ class LearnerCore(PeerCore):
             next_update=self.next_update,
             update_ids=tuple(update_id for update_id, _ in held),
             attempts=tuple(item.attempt for _, item in held),
-            num_held=tuple(len(item.shards) for _, item in held),
+            num_held=tuple(len(item.decoded) for _, item in held),
             phases=tuple(item.phase for _, item in held),
             progress=self.progress,
             patience_s=self.patience_s,

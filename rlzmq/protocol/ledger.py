@@ -40,68 +40,26 @@ DROP_REASONS: tuple[DropReason, ...] = get_args(DropReason)
 
 
 class StepAccount:
-    """Counters of env steps. Each method moves steps between counters and checks the invariant."""
+    """Counts of env steps: each one that was sampled is trained, dropped for a reason, or pending."""
 
     def __init__(self) -> None:
         self.sampled: int = 0
         self.trained: int = 0
-        self.pending: int = 0
         self.dropped: dict[str, int] = {}
         self.num_duplicates = 0
 
-    def add_base(self, trained: int, dropped: Mapping[str, int]) -> None:
-        """Add the counts of an earlier ledger, e.g. of a broker that died.
+    @property
+    def pending(self) -> int:
+        """Number of env steps neither trained nor dropped so far."""
+        return self.sampled - self.trained - sum(self.dropped.values())
 
-        Steps that were pending there are counted when their runners send them again.
-        """
+    def add(self, *, sampled: int = 0, trained: int = 0, dropped: Mapping[str, int] | None = None) -> None:
+        """Count steps; those that are not `sampled` now were pending. They may be fewer, e.g. if sent twice."""
+        self.sampled += sampled
         self.trained += trained
-        for reason, count in dropped.items():
-            self.dropped[reason] = self.dropped.get(reason, 0) + count
-        self.sampled += trained + sum(dropped.values())
-        self.check()
-
-    def accept(self, num_steps: int) -> None:
-        """Count newly arrived steps as pending."""
-        self.sampled += num_steps
-        self.pending += num_steps
-        self.check()
-
-    def train(self, num_steps: int) -> None:
-        """Count pending steps as trained."""
-        self.pending -= num_steps
-        self.trained += num_steps
-        self.check()
-
-    def drop(self, num_steps: int, reason: DropReason) -> None:
-        """Count pending steps as dropped."""
-        if num_steps:
-            self.pending -= num_steps
-            self.dropped[reason] = self.dropped.get(reason, 0) + num_steps
-            self.check()
-
-    def refuse(self, num_steps: int, reason: DropReason) -> None:
-        """Count steps that were dropped on arrival."""
-        if num_steps:
-            self.sampled += num_steps
-            self.dropped[reason] = self.dropped.get(reason, 0) + num_steps
-            self.check()
-
-    def recover(self, num_steps: int) -> None:
-        """Count steps that were never pending here as trained, since their update began under an earlier broker."""
-        self.sampled += num_steps
-        self.trained += num_steps
-        self.check()
-
-    def disown(self, num_steps: int) -> None:
-        """Remove pending steps that were already counted elsewhere, since they were sent twice."""
-        self.sampled -= num_steps
-        self.pending -= num_steps
-        self.check()
-
-    def check(self) -> None:
-        """Assert the invariant, and that no count is negative."""
-        total = self.trained + sum(self.dropped.values()) + self.pending
-        assert self.sampled == total, f"sampled {self.sampled} != trained + dropped + pending = {total}"
+        for reason, num_steps in (dropped or {}).items():
+            if num_steps:
+                self.dropped[reason] = self.dropped.get(reason, 0) + num_steps
         least = min(self.sampled, self.trained, self.pending, *self.dropped.values())
         assert least >= 0, f"a count is negative: {self.counts()}, dropped {self.dropped}"
 
@@ -268,7 +226,7 @@ class Ledger:
         self._bytes_accepted += num_bytes
         entry.done = min(self._done_elsewhere.pop(fragment, 0), num_steps)
         taken = min(self._taken_elsewhere.pop(fragment, 0), num_steps)
-        self.accounting.accept(num_steps - entry.done)
+        self.accounting.add(sampled=num_steps - entry.done)
         self._change(entry, taken=max(entry.done, taken))
         self._close_if_done(entry)
         return entry
@@ -280,7 +238,7 @@ class Ledger:
             return False
         self._moved[fragment.runner, fragment.incarnation] = None
         self.runner(fragment.runner, fragment.incarnation).commit(fragment.seq)
-        self.accounting.refuse(num_steps, reason)
+        self.accounting.add(sampled=num_steps, dropped={reason: num_steps})
         return True
 
     # ------------------------------------------------------------------ allocation
@@ -350,15 +308,14 @@ class Ledger:
                 gap = max(0, min(first, entry.num_steps) - entry.done)
                 newly = max(0, min(end, entry.num_steps) - entry.done - gap)
                 self._advance(entry, end)
-                self.accounting.drop(gap + newly if is_skipped else gap, "skipped")
-                self.accounting.train(0 if is_skipped else newly)
+                self.accounting.add(dropped={"skipped": gap})
                 self._close_if_done(entry)
             elif not self.is_committed(fragment):
                 self._remember_done(fragment, end)
             if is_skipped:
-                self.accounting.refuse(num_steps - newly, "skipped")
+                self.accounting.add(sampled=num_steps - newly, dropped={"skipped": num_steps})
             else:
-                self.accounting.recover(num_steps - newly)
+                self.accounting.add(sampled=num_steps - newly, trained=num_steps)
                 num_trained += num_steps
         return num_trained
 
@@ -372,7 +329,7 @@ class Ledger:
             if entry is not None:
                 before = entry.done
                 self._advance(entry, end)
-                self.accounting.disown(entry.done - before)
+                self.accounting.add(sampled=before - entry.done)
                 self._close_if_done(entry)
             elif not self.is_committed(fragment):
                 self._remember_done(fragment, end)
@@ -384,7 +341,7 @@ class Ledger:
             if fragment.seq < below.get((fragment.runner, fragment.incarnation), 0):
                 before = entry.done
                 self._advance(entry, entry.num_steps)
-                self.accounting.disown(entry.done - before)
+                self.accounting.add(sampled=before - entry.done)
                 self._close_if_done(entry)
         for (runner, incarnation), watermark in below.items():
             self.commit_below(runner, incarnation, watermark)
@@ -398,7 +355,7 @@ class Ledger:
         """Drop an entry's free steps and return their number. Steps taken by updates in flight are kept."""
         dropped = entry.free
         self._change(entry, num_steps=entry.taken)
-        self.accounting.drop(dropped, reason)
+        self.accounting.add(dropped={reason: dropped})
         self._close_if_done(entry)
         return dropped
 
@@ -593,8 +550,8 @@ class LeaseBook:
         self.changed.add(peer)
         return lease
 
-    def end(self, lease_id: int) -> GrantedLease | None:
-        """Remove and return a lease that was fulfilled, returned or lost; None if it is not outstanding."""
+    def end(self, lease_id: int) -> None:
+        """Remove a lease that was fulfilled, returned or lost, if it is outstanding."""
         lease = self.leases.pop(lease_id, None)
         if lease is not None:
             del self._by_peer[lease.peer][lease_id]
@@ -602,7 +559,6 @@ class LeaseBook:
             self._env_steps[lease.update_id] -= lease.counted_env_steps
             if not self._env_steps[lease.update_id]:
                 del self._env_steps[lease.update_id]
-        return lease
 
     def of_peer(self, peer: str) -> list[GrantedLease]:
         """Return the peer's leases, oldest first."""
@@ -625,13 +581,13 @@ class LeaseBook:
         changed, self.changed = self.changed, set()
         return changed
 
-    def forget_peer(self, peer: str) -> list[GrantedLease]:
-        """End and return all leases of a peer that left."""
-        ended = [lease for lease in self.of_peer(peer) if self.end(lease.lease_id)]
+    def forget_peer(self, peer: str) -> None:
+        """End all leases of a peer that left."""
+        for lease in self.of_peer(peer):
+            self.end(lease.lease_id)
         self._by_peer.pop(peer, None)
         self._last_turn.pop(peer, None)
         self.changed.add(peer)
-        return ended
 
     def leased_env_steps(self, update_id: int | None = None) -> int:
         """Return the number of env steps expected from the leases of an update (or of all updates)."""

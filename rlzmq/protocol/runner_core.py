@@ -1,7 +1,7 @@
 """RunnerCore: a runner's side of the protocol: leases in, fragments out, each kept until the broker commits it.
 
 ```
-   LEASE ─► queue ─► weights there? ─► StartLease ─► sampled ─► FRAGMENT ─► kept until COMMITTED
+   LEASE ─► queue ─► weights there? ─► sample ─► sampled ─► FRAGMENT ─► kept until COMMITTED
                         │ no: SNAPSHOT_REQUEST
 ```
 
@@ -13,7 +13,7 @@ change only between leases; every fragment gets one sequence number and is sent 
 from __future__ import annotations
 
 from collections import OrderedDict, deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,7 +25,6 @@ from rlzmq.protocol.core import (
     PeerTimers,
     Received,
     Send,
-    StartLease,
     unless_stopped,
 )
 from rlzmq.wire.codec import (
@@ -131,6 +130,10 @@ class RunnerCore(PeerCore):
 
     Args:
         run_id, name, uuid: See `messages.Hello`.
+        sample: ``sample(lease, weights, connector_state)`` begins to sample a lease: its `num_vector_steps`, or fewer
+            if `max_s` (0: no limit) is reached; then `sampled` or `lease_failed` is called. It is called for one lease
+            at a time, with what is to be loaded before: weights (header and body), whose digest has been checked, and
+            connector state (one `payloads.pack_blob` frame); None: no newer ones.
         num_envs: Env steps per vector step.
         incarnation: The supervisor's restart count of this name; 0: the broker decides.
         layout_digest: Expected layout of the weights; others are refused. "" accepts any.
@@ -144,6 +147,7 @@ class RunnerCore(PeerCore):
         name: str,
         uuid: str,
         *,
+        sample: Callable[[Lease, tuple[Publication, Buffer] | None, Buffer | None], None],
         num_envs: int,
         incarnation: int = 0,
         layout_digest: str = "",
@@ -153,6 +157,7 @@ class RunnerCore(PeerCore):
         timers: PeerTimers | None = None,
     ) -> None:
         super().__init__(run_id, name, uuid, timers)
+        self._sample = sample
         self.incarnation = incarnation
         self.weights: WeightsReceiver = WeightsReceiver(run_id, layout_digest)
         self.connector_version: int = -1
@@ -223,18 +228,16 @@ class RunnerCore(PeerCore):
     def handle(self, event: Received, now: float) -> list[Instruction]:
         """Process a message of the broker."""
         was_welcome = self.is_welcome
-        instructions = self._handle_peer(event, now)
+        instructions = super().handle(event, now)
         if self.is_welcome and not was_welcome:
             is_due = not self._has_passed or self.has_undelivered or self.is_waiting_for_weights
             self._num_returns += is_due
-        if instructions is None:
-            self._on_message(event, now)
-        return (instructions or []) + self._go_on(now)
+        return instructions + self._go_on(now)
 
     @unless_stopped
     def tick(self, now: float) -> list[Instruction]:
         """See `PeerCore.tick`."""
-        return self._tick_peer(now) + self._resend(now) + self._go_on(now)
+        return super().tick(now) + self._resend(now) + self._go_on(now)
 
     @unless_stopped
     def take_weights(self, frame: Buffer, now: float) -> list[Instruction]:
@@ -320,7 +323,7 @@ class RunnerCore(PeerCore):
         """Start the next lease, or end if this runner leaves and everything is delivered."""
         return self._next_lease(now) + self._finish_leaving()
 
-    def _on_message(self, event: Received, now: float) -> None:
+    def _on_message(self, event: Received, now: float) -> list[Instruction]:
         message = event.message
         if isinstance(message, Lease):
             self._mark_accepted(message.accepted)
@@ -343,6 +346,7 @@ class RunnerCore(PeerCore):
             and message.version > self._held_connector_version()
         ):
             self._new_connector_state = message.version, event.payload[0]
+        return []
 
     def _on_new_broker(self, now: float) -> list[Instruction]:
         # Leases of the previous broker are void, except the one being sampled, whose fragment is still accepted.
@@ -371,15 +375,11 @@ class RunnerCore(PeerCore):
             leases.append(self._current.lease_id)
         return RunnerState(
             first_unacked=self._first_unacked(),
-            next_seq=self._next_seq,
             unaccepted=to_spans(seq for seq, kept in self._kept.items() if not kept.is_accepted),
             leases=tuple(leases),
             is_sampling=self._current is not None,
-            generation=self.weights.generation,
-            weights_version=self.weights.version,
             connector_version=self.connector_version,
             progress=self.progress,
-            num_env_steps_sampled=self.num_env_steps_sampled,
             pace_s=self.pace_s,
         )
 
@@ -404,13 +404,12 @@ class RunnerCore(PeerCore):
             self._queue.popleft()
             self._current = lease
             self._started_at, self._behind_s = now, max(0.0, self._free_since - since)
-            start = StartLease(
-                lease, self._new_weights, self._new_connector_state and self._new_connector_state[1]
-            )
+            weights, state = self._new_weights, self._new_connector_state
             self.connector_version = self._held_connector_version()
             self._new_weights = self._new_connector_state = None
             self._sampled_with = (*self.weights.order, self.connector_version)
-            return [*instructions, start]
+            self._sample(lease, weights, state and state[1])
+            break
         return instructions
 
     def _ask(

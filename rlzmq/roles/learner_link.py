@@ -14,10 +14,10 @@ import copy
 import logging
 import math
 import time
-from collections import Counter, OrderedDict
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -42,60 +42,46 @@ from rlzmq.learners.distributed import DesynchronizedError
 from rlzmq.modules.rl_module import RLModule
 from rlzmq.modules.weights import WeightsLayout
 from rlzmq.net.keys import CurveClient
-from rlzmq.protocol.core import (
-    DecodeShard,
-    Instruction,
-    RunUpdate,
-)
-from rlzmq.protocol.learner_core import LearnerCore
+from rlzmq.protocol.learner_core import LearnerCore, UnusableError
 from rlzmq.roles.arrival_log import ArrivalLog
 from rlzmq.roles.peer_link import PeerLink, ends_link, new_peer_id
 from rlzmq.runners.module_step import ModuleStep
 from rlzmq.wire.codec import (
     PUBLICATION_PREFIX_BYTES,
     Buffer,
-    FragmentId,
     new_publication_buffer,
     seal_publication,
 )
 from rlzmq.wire.messages import Shard, ShardPlan
 from rlzmq.wire.payloads import decode_fragment, pack_blob
 
-__all__ = ["BatchCheck", "LearnerLink", "decode_steps", "module_outputs"]
+__all__ = ["BatchCheck", "BatchForm", "LearnerLink", "decode_steps", "form_of", "module_outputs"]
 
 # Leaf path → (shape of one step, kind of dtype).
 _Form = dict[str, tuple[tuple[int, ...], str]]
-_MAX_AGENTS = 10_000
-_MAX_OTHERS = 100
-# At most this many batches of another form in a row are refused before their form is adopted.
-_NUM_PROVEN = 3
+# Form of the columns by (module, agent); None: of a batch of one agent.
+BatchForm = dict[tuple[str, str] | None, _Form]
+_Decoded = tuple[EpisodeBatch, BatchForm, Shard, Sequence[Buffer]]
 
 
 class BatchCheck:
     """Check that refuses batches which would spoil an update.
 
     Observations and actions must match the run's spaces, and the columns that a module adds its own outputs
-    (`module_outputs`), whatever batches hold. The *form* of a batch is the name, shape per step and dtype kind of
-    every column. Only batches can tell the form of columns that custom connector pieces or callbacks add: the
-    expected form is that of the majority, or of the first batch in a tie; once trained, it is replaced only after
-    several batches of another form. A form without a module's columns is given up for one with them, never the
-    reverse. In multi-agent batches each agent has a form, and columns may be missing.
+    (`module_outputs`), whatever batches hold. Only batches can tell the shape per step and dtype kind of columns that
+    custom connector pieces or callbacks add: `find_odd` compares those of one update. In multi-agent batches each agent
+    has columns, which may be missing.
 
     Discrete values, also within Dict and Tuple spaces, index tables: a value outside of its Discrete, MultiDiscrete
     or MultiBinary space is refused. The spaces are the run's, not the batch's.
 
     Args:
         of_agents: Whether episodes have several agents; None: either.
-
-    Attributes:
-        num_replaced: How often the expected form was replaced; batches that passed before may not match it
-            (`misfit`).
     """
 
     def __init__(self, *, of_agents: bool | None = None) -> None:
         self._of_agents = of_agents
-        self._forms: OrderedDict[Any, _Known] = OrderedDict()
-        self.num_replaced: int = 0
+        self._trained: BatchForm = {}  # of the last update
         self._actions: dict[Any, list[_Leaf]] = {}
         self._observations: dict[Any, list[_Leaf]] = {}
         self._outputs: dict[str, dict[str, _Form]] = {}
@@ -122,12 +108,8 @@ class BatchCheck:
         by_agent = observation_space.spaces if isinstance(observation_space, gym.spaces.Dict) else {}
         self._observations = _leaves_by_id({**by_agent, None: observation_space})
 
-    def check(self, batch: EpisodeBatch, source: object = None) -> None:
+    def check(self, batch: EpisodeBatch) -> None:
         """Check a batch.
-
-        Args:
-            batch: The EpisodeBatch.
-            source: Id of its fragment; a repeated fragment is counted once.
 
         Raises:
             ValueError: It cannot be trained; the text names column, expected and actual.
@@ -145,50 +127,33 @@ class BatchCheck:
             _check_column(part, Columns.OBS, self._observations, agent_ids or [None])
             for module_id in sorted(set(module_ids or [DEFAULT_MODULE_ID])):
                 _check_outputs(part, self._outputs.get(module_id, {}))
-        for key, part in _parts(batch):
-            form = _form_of(part.columns)
-            is_whole = self._outputs.get(DEFAULT_MODULE_ID if key is None else key[0], {}).keys() <= {
-                *part.columns
-            }
-            known = self._forms.get(key)
-            if known is None:
-                self._forms[key] = _Known(form, is_whole, first=source)
-                if len(self._forms) > _MAX_AGENTS:
-                    self._forms.popitem(last=False)
-            elif not (misfit := _misfit(known.form, form, may_lack=key is not None)):
-                known.count(source)
-            elif known.gives_way_to(form, is_whole):
-                self._forms[key] = _Known(form, is_whole, max(1, known.num_others[_key_of(form)]), source)
-                self.num_replaced += 1
-            else:
-                raise ValueError(misfit)
 
-    def misfit(self, batch: EpisodeBatch) -> str:
-        """Return how a batch deviates from the expected form, or ""; the batch is not counted."""
-        for key, part in _parts(batch):
-            known = self._forms.get(key)
-            if known is not None and (
-                misfit := _misfit(known.form, _form_of(part.columns), may_lack=key is not None)
-            ):
-                return misfit
-        return ""
+    def find_odd(self, forms: Sequence[BatchForm]) -> dict[int, str]:
+        """Return how some of an update's batches differ from most, by their place; the last update has a vote, too."""
+        votes = [self._trained, *forms] if self._trained else forms
+        odd: dict[int, str] = {}
+        for key in dict.fromkeys(key for form in votes for key in form):
+            mine = [form.get(key, {}) for form in votes]
+            for name in dict.fromkeys(name for form in mine for name in form):
+                found = Counter(form.get(name) for form in mine if key is None or name in form)
+                usual = found.most_common(1)[0][0]
+                for place, form in enumerate(mine[-len(forms) :] if len(found) > 1 else ()):
+                    if (got := form.get(name)) != usual and (key is None or name in form):
+                        odd.setdefault(place, f"column {name!r}: expected {_text(usual)}, got {_text(got)}")
+        return odd
 
-    def trained(self) -> None:
-        """Note that the checked batches were trained, which confirms the expected forms."""
-        for known in self._forms.values():
-            known.num = max(known.num, _NUM_PROVEN)
-            known.num_others.clear()
-            known._seen.clear()
+    def trained(self, forms: Sequence[BatchForm]) -> None:
+        """Note that an update of batches in these forms was trained."""
+        self._trained = forms[0] if forms else self._trained
 
     def forget(self) -> None:
-        """Discard the expected forms after the modules changed."""
-        self._forms.clear()
+        """Forget the last update after the modules changed."""
+        self._trained = {}
 
 
 def decode_steps(
     frames: Sequence[Any],
     check: BatchCheck,
-    fragment: FragmentId,
     first: int,
     num_steps: int,
 ) -> EpisodeBatch:
@@ -197,7 +162,6 @@ def decode_steps(
     Args:
         frames: Frames of the fragment's message, or of the message of this range.
         check: The check to apply.
-        fragment: Id of the fragment.
         first, num_steps: Range of env steps.
 
     Returns:
@@ -209,7 +173,7 @@ def decode_steps(
     """
     header, arrays, _ = decode_fragment(frames)
     batch = EpisodeBatch.from_wire(header.batch, arrays)
-    check.check(batch, fragment)
+    check.check(batch)
     # A message of this range alone, or of the whole fragment.
     begin = 0 if header.num_env_steps == num_steps else first
     last = begin + num_steps
@@ -218,40 +182,6 @@ def decode_steps(
     if (begin, last) != (0, batch.num_env_steps):
         batch = batch.slice_steps(begin, last)
     return batch
-
-
-@dataclass(slots=True)
-class _Known:
-    """The expected form of batches.
-
-    Attributes:
-        is_whole: Whether it has all columns that the module adds.
-        num: Number of batches of this form.
-        first: The first fragment of this form.
-        num_others: Number of batches of each other form since the last training.
-    """
-
-    form: _Form
-    is_whole: bool
-    num: int = 1
-    first: Any = None
-    num_others: Counter[Any] = field(default_factory=Counter)
-    _seen: set[Any] = field(default_factory=set)
-
-    def count(self, source: object) -> None:
-        """Count a batch of this form."""
-        if source is None or (source != self.first and source not in self._seen):
-            self.num += 1
-            if len(self._seen) < _MAX_OTHERS:
-                self._seen.add(source)
-
-    def gives_way_to(self, form: _Form, is_whole: bool) -> bool:
-        """Count a batch of another form; return whether it becomes the expected form."""
-        if is_whole != self.is_whole:
-            return is_whole
-        if len(self.num_others) < _MAX_OTHERS or _key_of(form) in self.num_others:
-            self.num_others[_key_of(form)] += 1
-        return self.num_others[_key_of(form)] > min(self.num, _NUM_PROVEN)
 
 
 @dataclass(frozen=True, slots=True)
@@ -335,23 +265,27 @@ def _leaf_at(column: object, path: tuple[Any, ...]) -> Any:
     return column if isinstance(column, np.ndarray) else None
 
 
-def _parts(batch: EpisodeBatch) -> Iterator[tuple[Any, Any]]:
-    """Yield (key of the form, part); the key of a single-agent batch is None."""
+def form_of(batch: EpisodeBatch) -> BatchForm:
+    """Return the form of a batch, for `BatchCheck.find_odd`."""
     if batch.groups is None:
-        yield None, batch
-        return
+        return {None: _form_of(batch.columns)}
+    forms: BatchForm = {}
     for part in batch.agent_batches:
-        for key in sorted(set(zip(part.module_ids or (), map(str, part.agent_ids or ()), strict=False))):
-            yield key, part
+        agents = zip(part.module_ids or (), map(str, part.agent_ids or ()), strict=False)
+        forms |= dict.fromkeys(agents, _form_of(part.columns))
+    return forms
 
 
 def _check_outputs(part: EpisodeBatch, outputs: Mapping[str, _Form]) -> None:
     """Raise ValueError if a column that the module adds is there in another form; it may be missing."""
-    for name, form in outputs.items():
-        if name in part.columns and (
-            misfit := _misfit(form, _form_of({name: part.columns[name]}), may_lack=False)
-        ):
-            raise ValueError(f"{misfit}; the module's own outputs define it")
+    for name, expected in outputs.items():
+        if name not in part.columns or (got := _form_of({name: part.columns[name]})) == expected:
+            continue
+        leaf = next(leaf for leaf in {**expected, **got} if expected.get(leaf) != got.get(leaf))
+        raise ValueError(
+            f"column {leaf!r}: expected {_text(expected.get(leaf))}, got {_text(got.get(leaf))}; "
+            "the module's own outputs define it"
+        )
 
 
 def _form_of(columns: Any) -> _Form:
@@ -362,22 +296,8 @@ def _form_of(columns: Any) -> _Form:
     }
 
 
-def _key_of(form: _Form) -> frozenset[Any]:
-    return frozenset(form.items())
-
-
-def _misfit(expected: _Form, actual: _Form, *, may_lack: bool) -> str:
-    """Return a description of the first deviation, or ""."""
-    if not may_lack and expected.keys() != actual.keys():
-        return f"expected the columns {sorted(expected)}, got {sorted(actual)}"
-    for name in expected.keys() & actual.keys():
-        if expected[name] != actual[name]:
-            (shape, kind), (got_shape, got_kind) = expected[name], actual[name]
-            return (
-                f"column {name!r}: expected shape {shape} per step and dtype kind {kind!r}, "
-                f"got {got_shape} and {got_kind!r}"
-            )
-    return ""
+def _text(what: tuple[tuple[int, ...], str] | None) -> str:
+    return "none" if what is None else f"shape {what[0]} per step of dtype kind {what[1]!r}"
 
 
 _log = logging.getLogger("rlzmq.learners")
@@ -456,7 +376,10 @@ class LearnerLink(PeerLink):
         arrivals: ArrivalLog | None = None,
         watch: UpdateWatch | None = None,
     ) -> None:
-        super().__init__(LearnerCore(run_id, name, new_peer_id()), data_address, curve)
+        core = LearnerCore(
+            run_id, name, new_peer_id(), decode=self._decode, find_odd=self._find_odd, train=self._train
+        )
+        super().__init__(core, data_address, curve)
         self._learner = learner
         self._run_blocking = run_blocking
         self._watch = watch
@@ -525,18 +448,12 @@ class LearnerLink(PeerLink):
             self.core.patience_s = self._watch.patience_s
         super()._tick()
 
-    def act(self, instruction: Instruction) -> None:
-        """Decode shards on the loop (views, no copies); train on the learner thread."""
-        if isinstance(instruction, DecodeShard):
-            self._decode(instruction.shard, instruction.frames)
-        elif isinstance(instruction, RunUpdate):
-            self._train(instruction.plan, instruction.decoded)
-
-    def _decode(self, shard: Shard, frames: Sequence[Buffer]) -> None:
-        num_replaced = self._check.num_replaced
+    def _decode(self, shard: Shard, frames: tuple[Buffer, ...]) -> _Decoded:
+        """Decode and check a shard on the loop (views, no copies)."""
         start = time.perf_counter()
         try:
-            batch = decode_steps(frames, self._check, shard.fragment, shard.first, shard.num_steps)
+            batch = decode_steps(frames, self._check, shard.first, shard.num_steps)
+            form = form_of(batch)
         except MemoryError as error:
             end_if_out_of_memory(error, self.core.name)
             raise
@@ -545,22 +462,19 @@ class LearnerLink(PeerLink):
             if not isinstance(error, (ProtocolError, ValueError)):
                 _log.error("fragment %s raised an error in its check:", shard.fragment, exc_info=error)
                 detail = f"{type(error).__name__}: {detail}"
-            self.do(self.core.shard_failed(shard, str(reason), detail))
-            return
+            raise UnusableError(reason, detail) from error
         if trace.is_on:
             trace.span("decode", start, time.perf_counter(), fragment=str(shard.fragment))
-        if self._check.num_replaced > num_replaced:  # before this shard may complete its update
-            for earlier, (former, *_) in self.core.refusable_shards():
-                if misfit := self._check.misfit(former):
-                    self.do(self.core.shard_failed(earlier, "unusable", misfit))
-        self.do(self.core.shard_decoded(shard, (batch, shard, frames), self.now()))
+        return batch, form, shard, frames
 
-    def _train(
-        self, update: ShardPlan, decoded: Sequence[tuple[EpisodeBatch, Shard, Sequence[Buffer]]]
-    ) -> None:
+    def _find_odd(self, decoded: Sequence[_Decoded]) -> dict[int, str]:
+        return self._check.find_odd([form for _, form, _, _ in decoded])
+
+    def _train(self, update: ShardPlan, decoded: Sequence[_Decoded]) -> None:
+        """Train a plan's shards on the learner thread."""
         if self.core.is_forming:
             return  # void: GroupFormed will name the next update
-        batches = [batch for batch, _, _ in decoded]  # a rank may have no fresh data
+        batches = [batch for batch, *_ in decoded]  # a rank may have no fresh data
         num_steps = self.num_env_steps_before + update.num_env_steps_all_ranks
         # Without sampling, schedules follow the learner's count of trained steps.
         timesteps = {"num_env_steps_sampled_lifetime": num_steps} if num_steps else None
@@ -569,7 +483,7 @@ class LearnerLink(PeerLink):
 
         def job() -> tuple[bytes, Any, int]:
             if self._arrivals is not None:
-                arrived = [(shard, frames) for _, shard, frames in decoded]
+                arrived = [(shard, frames) for _, _, shard, frames in decoded]
                 self._arrivals.begin_update(self._learner, arrived, timesteps)
             start = time.perf_counter()
             if trace.is_on and self._trained_at is not None:
@@ -582,7 +496,7 @@ class LearnerLink(PeerLink):
             if trace.is_on:
                 self._trained_at = time.perf_counter()
                 trace.span("train", start, self._trained_at, update=update.update_id)
-                for _, shard, _ in decoded:
+                for _, _, shard, _ in decoded:
                     trace.flow(str(shard.fragment), start, ends=True)
             return pack_blob(results), weights, results["__all_modules__"]["num_env_steps_trained"]
 
@@ -595,7 +509,7 @@ class LearnerLink(PeerLink):
                     self.group_lost.set_result(str(error))
                 return
             faults.at("learner.trained")
-            self._check.trained()
+            self._check.trained([form for _, form, _, _ in decoded])
             was_trained = self._learner.report.was_trained
             if was_trained:
                 self.num_env_steps_before = num_steps

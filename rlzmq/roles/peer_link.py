@@ -1,7 +1,6 @@
 """A peer's connection to the broker: a protocol core, a DEALER socket and a timer.
 
-Runners, learners and the driver share it. The core is a pure state machine; its instructions are either
-messages to send or jobs for the role, which subclasses perform in `act`.
+Runners, learners and the driver share it. The core is a pure state machine; its instructions are messages to send.
 
     process ──TRACE_EVENTS──► broker ──► driver: `trace.add_events`
 
@@ -10,7 +9,6 @@ The stages of processes on other hosts are placed by the wall clocks of both hos
 
 from __future__ import annotations
 
-import abc
 import asyncio
 import hashlib
 import logging
@@ -123,7 +121,7 @@ def ends_link(callback: Callable[Concatenate[Link, P], None]) -> Callable[Concat
     return guarded
 
 
-class PeerLink(abc.ABC):
+class PeerLink:
     """Connects a core to the broker; used on one event loop.
 
     Args:
@@ -164,11 +162,7 @@ class PeerLink(abc.ABC):
         """Whether the broker is on this host."""
         return self._address.startswith("ipc:")
 
-    @abc.abstractmethod
-    def act(self, instruction: Instruction) -> None:
-        """Perform an instruction other than Send and Stop."""
-
-    def open_sockets(self, context: Context) -> None:  # noqa: B027
+    def open_sockets(self, context: Context) -> None:
         """Open further sockets; subclasses extend it."""
 
     async def start(self) -> None:
@@ -229,11 +223,8 @@ class PeerLink(abc.ABC):
             if isinstance(instruction, Send):
                 frames = instruction.frames
                 self._send(frames if self._shared is None else self._shared.fold(b"", frames))
-            elif isinstance(instruction, Stop):
-                if not self.ended.done():
-                    self.ended.set_result((instruction.reason, instruction.detail))
-            else:
-                self.act(instruction)
+            elif isinstance(instruction, Stop) and not self.ended.done():
+                self.ended.set_result((instruction.reason, instruction.detail))
 
     def _send(self, frames: Sequence[Any]) -> None:
         if self._socket is not None and not self._socket.closed:

@@ -23,7 +23,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 from rlzmq.actors.host import ActorThread
 from rlzmq.config.base_config import BaseConfig
@@ -39,12 +39,7 @@ from rlzmq.net.context import Context, SocketOptions
 from rlzmq.net.keys import CurveClient, JoinFile
 from rlzmq.net.shared_memory import FOLDED_TOPIC
 from rlzmq.net.socket import DrainSocket
-from rlzmq.protocol.core import (
-    Instruction,
-    Received,
-    Send,
-    StartLease,
-)
+from rlzmq.protocol.core import Instruction, Received, Send
 from rlzmq.protocol.runner_core import RunnerCore
 from rlzmq.roles.neighbors import Neighbors
 from rlzmq.roles.peer_link import (
@@ -57,8 +52,8 @@ from rlzmq.roles.peer_link import (
     spaces_digest,
 )
 from rlzmq.runners.vector_env_runners import make_env_runner
-from rlzmq.wire.codec import PUBLICATION_TOPIC
-from rlzmq.wire.messages import Snapshot, SnapshotRequest, encode_message
+from rlzmq.wire.codec import PUBLICATION_TOPIC, Buffer, Publication
+from rlzmq.wire.messages import Lease, Snapshot, SnapshotRequest, encode_message
 from rlzmq.wire.payloads import sorted_by_env, unpack_blob
 
 __all__ = ["EnvRunnerRole", "IdleTime", "RemoteRunner", "RunnerLink", "make_env_runner"]
@@ -120,16 +115,6 @@ class IdleTime:
         self._ended_at = None
 
 
-class SamplingRole(Protocol):
-    """The role that samples for the link."""
-
-    env_runner: Any
-    env_watch: EnvWatch
-
-    def take_fragment(self, num_vector_steps: int, max_s: float | None = None) -> EpisodeBatch:
-        """Sample a lease; see `EnvRunner.take_fragment`."""
-
-
 class RunnerLink(PeerLink):
     """Samples under the broker's leases with an EnvRunner.
 
@@ -144,7 +129,7 @@ class RunnerLink(PeerLink):
 
     def __init__(
         self,
-        role: SamplingRole,
+        role: EnvRunnerRole,
         run_blocking: Callable[[Callable[[], Any]], Any],
         *,
         data_address: str,
@@ -155,6 +140,7 @@ class RunnerLink(PeerLink):
     ) -> None:
         core = RunnerCore(
             uuid=peer_id or new_peer_id(),
+            sample=self._sample,
             num_envs=role.env_runner.num_envs,
             layout_digest=role.env_runner.get_weights_layout().digest,
             **identity,
@@ -216,16 +202,11 @@ class RunnerLink(PeerLink):
             if self._neighbors is not None:
                 self._neighbors.offer(frames[-1])
 
-    def act(self, instruction: Instruction) -> None:
-        """Sample leases, in order on the sampler thread, each with the weights and connector state that it brings."""
-        if isinstance(instruction, StartLease):
-            self._sample(instruction)
-
-    def _load(self, news: StartLease) -> None:
+    def _load(self, weights: tuple[Publication, Buffer] | None, connector_state: Buffer | None) -> None:
         """Load the weights and connector state that came since the last lease."""
         runner = self._role.env_runner
-        if news.weights is not None:
-            header, body = news.weights
+        if weights is not None:
+            header, body = weights
             # Learners may have published weights of the former modules while this runner's were changed.
             if header.layout_digest == runner.get_weights_layout().digest:
                 runner.set_weights(
@@ -235,8 +216,8 @@ class RunnerLink(PeerLink):
                     num_env_steps=header.num_env_steps,
                     may_keep=True,
                 )
-        if news.connector_state is not None:
-            runner.set_connector_state(unpack_blob(news.connector_state))
+        if connector_state is not None:
+            runner.set_connector_state(unpack_blob(connector_state))
 
     @ends_link
     def _tick(self) -> None:
@@ -273,17 +254,19 @@ class RunnerLink(PeerLink):
         for seq in [seq for seq in self._recorded if seq not in kept]:
             faults.record("committed", id=self._recorded.pop(seq))
 
-    def _sample(self, instruction: StartLease) -> None:
-        runner, lease = self._role.env_runner, instruction.lease
-        if instruction.weights is not None:
-            header, _ = instruction.weights
-            faults.record("weights", generation=header.generation, version=header.version)
+    def _sample(
+        self, lease: Lease, weights: tuple[Publication, Buffer] | None, connector_state: Buffer | None
+    ) -> None:
+        """Sample a lease on the sampler thread, with the weights and connector state that it brings."""
+        runner = self._role.env_runner
+        if weights is not None:
+            faults.record("weights", generation=weights[0].generation, version=weights[0].version)
         self._idle.lease_begins(time.perf_counter())
         sums = self._timers.take()
         encode_s = 0.0
 
         def job() -> dict[str, Any]:
-            self._load(instruction)
+            self._load(weights, connector_state)
             runner.timers.merge(sums)
             batch = self._role.take_fragment(lease.num_vector_steps, lease.max_s or None)
             sampled_at = time.perf_counter()

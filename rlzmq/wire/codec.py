@@ -137,7 +137,7 @@ wire_decoder: Final = refuses_as(MalformedFrameError, passes=WireError)
 Buffer = Any
 
 # Incremented with every incompatible change of frames or headers. Peers of another version are refused.
-WIRE_VERSION = 6
+WIRE_VERSION = 7
 
 # A byte limit alone is not enough (16 MiB of empty maps take 1.2 GiB once decoded), so headers are
 # small, their containers are bounded, and large data has separate frames.
@@ -197,13 +197,11 @@ class Message:
         kind: Kind of the message.
         header: The header map; its fields are not checked yet.
         arrays: Views of the received frames (frames below 8 KiB are copied); empty if opaque.
-        frames: The frames after the first, as received.
     """
 
     kind: int
     header: dict[str, Any]
     arrays: tuple[npt.NDArray[Any], ...]
-    frames: tuple[Buffer, ...]
 
 
 def encode(kind: int, header: Mapping[str, Any], arrays: Sequence[npt.NDArray[Any]] = ()) -> list[Buffer]:
@@ -250,9 +248,8 @@ def decode(frames: Sequence[Buffer]) -> Message:
         WireError: The message is malformed. No memory beyond the frames was allocated.
     """
     head = decode_head(frames)
-    payload = tuple(frames[1:])
-    arrays = () if head.specs is None else decode_arrays(head.specs, payload)
-    return Message(head.kind, head.header, arrays, payload)
+    arrays = () if head.specs is None else decode_arrays(head.specs, frames[1:])
+    return Message(head.kind, head.header, arrays)
 
 
 def decode_head(frames: Sequence[Buffer]) -> Head:

@@ -47,7 +47,6 @@ __all__ = [
     "LeaseReturned",
     "Notice",
     "OpenUpdate",
-    "Pause",
     "Progress",
     "Refused",
     "Rejected",
@@ -186,15 +185,11 @@ class RunnerState(WireMessage):
     """
 
     first_unacked: int
-    next_seq: int
     unaccepted: Spans
     leases: tuple[int, ...]
     is_sampling: bool
-    generation: int
-    weights_version: int
     connector_version: int
     progress: int
-    num_env_steps_sampled: int
     pace_s: float = 0.0
 
 
@@ -296,7 +291,7 @@ class CommitReport(WireMessage):
         num_kept_steps: `num_env_steps` without those left out as non-finite, from this batch or from earlier batches
             in replay buffers; may be negative.
         num_trained_steps: Number of steps trained by all ranks, counting repetitions.
-        accounting, dropped: Env steps over the lifetimes of this and earlier brokers.
+        trained, dropped: Env steps over the lifetimes of this and earlier brokers.
         versions: Weights versions with which the batch was sampled, ascending, as far as its fragments are known.
         version_steps: Env steps sampled with each of them.
         sampling_s: Time from OPEN_UPDATE until the batch was complete.
@@ -310,7 +305,7 @@ class CommitReport(WireMessage):
     num_env_steps: int
     num_kept_steps: int
     num_trained_steps: int
-    accounting: dict[str, int]
+    trained: int
     dropped: dict[str, int]
     versions: tuple[int, ...]
     version_steps: tuple[int, ...]
@@ -325,7 +320,6 @@ class Progress(WireMessage):
     Attributes:
         next_open: First update that the broker lacks. The driver repeats its requests from there.
         connector_version, min_generation: Those of the last CONNECTOR_STATE and RESET received.
-        is_paused: Whether the broker is paused.
         num_moves: Increases with any progress of the next update: env steps while it is collected, rank steps while
             it is trained.
         patience_s: How long a peer at work on the update may make no progress before it counts as hung.
@@ -334,7 +328,6 @@ class Progress(WireMessage):
     next_open: int
     connector_version: int
     min_generation: int
-    is_paused: bool = False
     num_moves: int = 0
     patience_s: float = 0.0
 
@@ -352,13 +345,6 @@ class Notice(WireMessage):
     role: str
     name: str
     detail: str
-
-
-@message(68, "driver")
-class Pause(WireMessage):
-    """Stop granting leases, or grant them again. Payload: (none)."""
-
-    is_paused: bool
 
 
 @message(70, "driver")
@@ -579,7 +565,6 @@ class Train(WireMessage):
     update_id: int
     attempt: int
     generation: int
-    num_env_steps: int
 
 
 @message(37, "learner")

@@ -184,7 +184,7 @@ class World:
         if self.rng.random() >= self.trouble:
             self.progress[name] += 1
         held = tuple(self.held[name])
-        state = self.m.RunnerState(0, 0, (), held, bool(held), 1, 0, -1, self.progress[name], 0)
+        state = self.m.RunnerState(0, (), held, bool(held), -1, self.progress[name])
         self.send(name, state)
         self.after(0.5, lambda: self.beat(name, hello))
 

@@ -12,7 +12,7 @@ from rlzmq.net.context import Context, SocketOptions
 from rlzmq.net.socket import DrainSocket
 from rlzmq.protocol import core as E
 from rlzmq.protocol.core import PeerTimers
-from rlzmq.protocol.driver_core import DriverCore
+from rlzmq.protocol.driver_core import DriverCore, Report
 from rlzmq.protocol.learner_core import LearnerCore
 from rlzmq.protocol.runner_core import RunnerCore
 from rlzmq.wire.codec import PUBLICATION_TOPIC, new_publication_buffer, seal_publication
@@ -29,7 +29,7 @@ _OPTIONS = SocketOptions(
 
 
 class FakePeer:
-    """Carries a core over a DEALER; subclasses do its instructions."""
+    """Carries a core over a DEALER; subclasses do its work."""
 
     def __init__(self, core: Any, addresses: dict[str, str]) -> None:
         self.core = core
@@ -62,14 +62,8 @@ class FakePeer:
             if isinstance(item, E.Send):
                 if not self.socket.closed:
                     self.socket.send(item.frames)
-            elif isinstance(item, E.Stop):
-                if not self.stopped.done():
-                    self.stopped.set_result(item)
-            else:
-                self.act(item)
-
-    def act(self, item: Any) -> None:
-        """What the role does."""
+            elif isinstance(item, E.Stop) and not self.stopped.done():
+                self.stopped.set_result(item)
 
     def tick(self) -> None:
         self.do(self.core.tick(self.loop.time()))
@@ -85,7 +79,8 @@ class FakeRunner(FakePeer):
     """Samples every lease in full at once; its columns carry where they come from."""
 
     def __init__(self, name: str, addresses: dict[str, str], num_envs: int = 4, num_bytes: int = 64) -> None:
-        super().__init__(RunnerCore("run", name, f"uuid-{name}", num_envs=num_envs, timers=TIMERS), addresses)
+        core = RunnerCore("run", name, f"uuid-{name}", sample=self.begin, num_envs=num_envs, timers=TIMERS)
+        super().__init__(core, addresses)
         self.num_envs = num_envs
         self.column = np.arange(num_bytes, dtype=np.uint8)
         self.versions: list[int] = []
@@ -99,12 +94,11 @@ class FakeRunner(FakePeer):
     def on_weights(self, frames: list[Any]) -> None:
         self.do(self.core.take_weights(frames[0], self.loop.time()))
 
-    def act(self, item: Any) -> None:
-        if isinstance(item, E.StartLease):
-            if item.weights is not None:
-                self.versions.append(item.weights[0].version)
-            self.has_sampled.set()
-            self.loop.call_soon(self.sample, item.lease)
+    def begin(self, lease: Lease, weights: Any, connector_state: Any) -> None:
+        if weights is not None:
+            self.versions.append(weights[0].version)
+        self.has_sampled.set()
+        self.loop.call_soon(self.sample, lease)
 
     def sample(self, lease: Lease) -> None:
         sampled = self.core.sampled(
@@ -125,7 +119,16 @@ class FakeLearner(FakePeer):
     """One rank alone: decodes, checks and "trains"; remembers what it has trained."""
 
     def __init__(self, addresses: dict[str, str], on_trained: Callable[[int], None] | None = None) -> None:
-        super().__init__(LearnerCore("run", "learner-0", "uuid-learner", timers=TIMERS), addresses)
+        core = LearnerCore(
+            "run",
+            "learner-0",
+            "uuid-learner",
+            decode=self.decode,
+            find_odd=lambda _: {},
+            train=lambda plan, shards: self.loop.call_soon(self.train, plan, shards),
+            timers=TIMERS,
+        )
+        super().__init__(core, addresses)
         self.trained: list[tuple[str, int, int]] = []
         self.on_trained = on_trained
         self.do(self.core.form_group(1, 0, 1, 0, self.loop.time()))
@@ -137,15 +140,11 @@ class FakeLearner(FakePeer):
         seal_publication(buffer, run_id="run", generation=1, version=version, layout_digest="layout")
         self.do(self.core.new_weights(1, version, buffer))
 
-    def act(self, item: Any) -> None:
-        if isinstance(item, E.DecodeShard):
-            fragment, arrays, _ = decode_fragment(item.frames)
-            shard = item.shard
-            assert fragment.fragment_id == shard.fragment
-            assert np.array_equal(arrays[0], np.arange(len(arrays[0]), dtype=np.uint8))
-            self.do(self.core.shard_decoded(shard, shard, self.loop.time()))
-        elif isinstance(item, E.RunUpdate):
-            self.loop.call_soon(self.train, item.plan, item.decoded)
+    def decode(self, shard: Shard, frames: Sequence[Any]) -> Shard:
+        fragment, arrays, _ = decode_fragment(frames)
+        assert fragment.fragment_id == shard.fragment
+        assert np.array_equal(arrays[0], np.arange(len(arrays[0]), dtype=np.uint8))
+        return shard
 
     def train(self, item: ShardPlan, shards: Sequence[Shard]) -> None:
         assert sum(shard.num_steps for shard in shards) == item.num_env_steps
@@ -165,9 +164,12 @@ class FakeDriver(FakePeer):
     """Opens updates one after the other; `reports` grows."""
 
     def __init__(self, addresses: dict[str, str], num_updates: int, batch: int, **terms: Any) -> None:
-        super().__init__(DriverCore("run", "driver", "uuid-driver", timers=TIMERS), addresses)
+        core = DriverCore(
+            "run", "driver", "uuid-driver", on_report=self.reported, tell=self.tell, timers=TIMERS
+        )
+        super().__init__(core, addresses)
         self.num_updates, self.batch, self.terms = num_updates, batch, terms
-        self.reports: list[E.Report] = []
+        self.reports: list[Report] = []
         self.notices: list[Any] = []
         self.has_reported = asyncio.Event()
         self.finished: asyncio.Future[None] = self.loop.create_future()
@@ -186,12 +188,12 @@ class FakeDriver(FakePeer):
             )
             self.do(self.core.open_update(update))
 
-    def act(self, item: Any) -> None:
-        if isinstance(item, E.Report):
-            self.reports.append(item)
-            self.has_reported.set()
-            self.open_next()
-            if len(self.reports) == self.num_updates:
-                self.finished.set_result(None)
-        elif isinstance(item, E.Tell):
-            self.notices.append(item.message)
+    def reported(self, report: Report) -> None:
+        self.reports.append(report)
+        self.has_reported.set()
+        self.open_next()
+        if len(self.reports) == self.num_updates:
+            self.finished.set_result(None)
+
+    def tell(self, message: Any) -> None:
+        self.notices.append(message)

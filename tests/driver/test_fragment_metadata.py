@@ -10,7 +10,7 @@ import pytest
 from rlzmq import MeanStdFilter, PPOConfig, SingleAgentEnvRunner
 from rlzmq.driver.driver_link import MetaCheck, ReportReader
 from rlzmq.driver.updates import ConnectorSync
-from rlzmq.protocol.core import Report
+from rlzmq.protocol.driver_core import Report
 from rlzmq.wire.codec import FragmentId
 from rlzmq.wire.payloads import pack_blob
 from tests.support.runs import small

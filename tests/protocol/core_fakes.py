@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, TypeVar
+from unittest import mock
 
 from rlzmq.protocol.broker.core import BrokerCore, BrokerOptions
 from rlzmq.protocol.core import Instruction, PeerCore, PeerTimers, Received, Send
@@ -73,6 +76,12 @@ class Bench:
     @property
     def state(self):
         return self.core.state
+
+    @contextmanager
+    def grants_nothing(self) -> Iterator[None]:
+        """No lease is granted in the block."""
+        with mock.patch.object(self.core._grants, "progress"):
+            yield
 
     def event(self, event: Received) -> list[Any]:
         self.out = self.core.handle(event, self.now)

@@ -22,10 +22,10 @@ from rlzmq.core.update_plan import ReplayRatio
 from rlzmq.protocol import core as E
 from rlzmq.protocol.broker.core import BrokerCore, BrokerOptions
 from rlzmq.protocol.broker.updates import rank_shares
-from rlzmq.protocol.driver_core import DriverCore
-from rlzmq.protocol.learner_core import LearnerCore
+from rlzmq.protocol.driver_core import DriverCore, Report
+from rlzmq.protocol.learner_core import LearnerCore, UnusableError
 from rlzmq.protocol.runner_core import RunnerCore
-from rlzmq.wire.codec import new_publication_buffer, seal_publication
+from rlzmq.wire.codec import Publication, new_publication_buffer, seal_publication
 from rlzmq.wire.messages import Fragment, Lease, OpenUpdate, Shard, ShardPlan, Weights, decode_message
 from rlzmq.wire.payloads import FragmentRange, pack_blob
 
@@ -166,9 +166,10 @@ class Simulation:
         self.forming = False
         self.checkpoint: list[Step] = []
         self.num_deaths_by_killer = 0
-        self.driver = Process(
-            "driver", b"driver", DriverCore(RUN, "driver", "driver-uuid", spaces_digest="c")
+        driver = DriverCore(
+            RUN, "driver", "driver-uuid", spaces_digest="c", on_report=self.reported, tell=lambda _: None
         )
+        self.driver = Process("driver", b"driver", driver)
         self.by_routing[b"driver"] = self.driver
 
     # ------------------------------------------------------------------ running
@@ -278,18 +279,6 @@ class Simulation:
                 if isinstance(item.message, Fragment):
                     self.history.sent.add(item.message.fragment_id)
                 self.deliver(process, True, item)
-            elif isinstance(item, E.StartLease):
-                if item.weights is not None:
-                    self.history.applied(process.core.uuid, item.weights[0].order)
-                self.sample(process, item.lease)
-            elif isinstance(item, E.DecodeShard):
-                assert isinstance(process, LearnerProcess)
-                self.after(0.001, lambda p=process, i=item.shard: self.decode(p, i))
-            elif isinstance(item, E.RunUpdate):
-                assert isinstance(process, LearnerProcess)
-                self.train(process, item.plan, item.decoded)
-            elif isinstance(item, E.Report):
-                self.reported(item)
             elif isinstance(item, E.Stop) and process.name.startswith("runner") and process.alive:
                 # Refused: in this world only as fenced; its supervisor starts a new process.
                 self.kill(process)
@@ -310,19 +299,27 @@ class Simulation:
     def start_runner(self, name: str, incarnation: int) -> None:
         uuid = self.new_uuid(name)
         replaces = self.runners[name].core.uuid if name in self.runners else ""
-        core = RunnerCore(
-            RUN, name, uuid, num_envs=self.plan.num_envs, incarnation=incarnation, replaces=replaces
+        process = self.runners[name] = Process(name, uuid.encode(), None)
+        process.core = RunnerCore(
+            RUN,
+            name,
+            uuid,
+            sample=lambda lease, weights, _: self.sample(process, lease, weights),
+            num_envs=self.plan.num_envs,
+            incarnation=incarnation,
+            replaces=replaces,
         )
-        process = self.runners[name] = Process(name, uuid.encode(), core)
         self.by_routing[process.routing] = process
-        self.do(process, core.start(self.now))
+        self.do(process, process.core.start(self.now))
 
     def restart_runner(self, dead: Process) -> None:
         if self.runners.get(dead.name) is dead:
             self.start_runner(dead.name, self.rng.choice([0, dead.core.incarnation + 1]))
 
-    def sample(self, process: Process, lease: Lease) -> None:
+    def sample(self, process: Process, lease: Lease, weights: tuple[Publication, Any] | None) -> None:
         core = process.core
+        if weights is not None:
+            self.history.applied(core.uuid, weights[0].order)
         assert core.weights.satisfies(lease.generation, lease.weights_version, exact=False)
         most = lease.num_vector_steps * self.plan.num_envs
         lost = sum(self.rng.random() < 0.1 for _ in range(most)) if most < 64 else most // 10
@@ -345,7 +342,15 @@ class Simulation:
 
     def start_learner(self, name: str) -> LearnerProcess:
         uuid = self.new_uuid(name)
-        process = LearnerProcess(name, uuid.encode(), LearnerCore(RUN, name, uuid))
+        process = LearnerProcess(name, uuid.encode(), None)
+        process.core = LearnerCore(
+            RUN,
+            name,
+            uuid,
+            decode=lambda shard, _: self.decode(process, shard),
+            find_odd=self.find_odd,
+            train=lambda plan, shards: self.train(process, plan, shards),
+        )
         self.learners[name] = process
         self.by_routing[process.routing] = process
         return process
@@ -393,19 +398,16 @@ class Simulation:
         )
         self.do(member, member.core.new_weights(self.generation, len(member.chain), buffer))
 
-    def decode(self, process: LearnerProcess, item: Shard) -> None:
-        if not process.alive:
-            return
-        if process.is_frozen:
-            process.missed.append(lambda: self.decode(process, item))
-            return
-        if self.plan.poison and item.fragment.seq % 7 == 3:
-            said = process.core.shard_failed(item, "not_finite", "NaN")
-        else:
-            shard = FragmentRange(item.fragment, item.first, item.num_steps)
-            process.shards.setdefault((item.update_id, item.attempt), {})[item.index] = shard
-            said = process.core.shard_decoded(item, shard, self.now)
-        self.do(process, said)
+    def decode(self, process: LearnerProcess, item: Shard) -> FragmentRange:
+        if self.plan.poison and item.fragment.seq % 14 == 3:
+            raise UnusableError("not_finite", "NaN")
+        shard = FragmentRange(item.fragment, item.first, item.num_steps)
+        process.shards.setdefault((item.update_id, item.attempt), {})[item.index] = shard
+        return shard
+
+    def find_odd(self, shards: Sequence[FragmentRange]) -> dict[int, str]:
+        is_odd = (self.plan.poison and shard.fragment.seq % 14 == 10 for shard in shards)
+        return {place: "its form" for place, odd in enumerate(is_odd) if odd}
 
     def train(self, process: LearnerProcess, item: ShardPlan, shards: Sequence[FragmentRange]) -> None:
         """A rank enters the update; when all have, they vote and step, each at its own moment."""
@@ -486,7 +488,7 @@ class Simulation:
             )
             self.do(self.driver, driver.open_update(update))
 
-    def reported(self, report: E.Report) -> None:
+    def reported(self, report: Report) -> None:
         self.history.report(report)
         if report.report.update_id % 2 == 0:
             furthest = max((m.chain for m in self.group), key=len)

@@ -9,7 +9,6 @@ from rlzmq.wire.messages import (
     Goodbye,
     LeaseReturned,
     Notice,
-    Pause,
     Refused,
     Rejected,
     RunnerState,
@@ -67,7 +66,7 @@ def test_a_peer_that_keeps_sending_what_no_peer_sends_is_expelled_and_its_place_
 
 
 def _says(lease_ids, *, progress=0, is_sampling=True, unaccepted=(), pace_s=0.0):
-    return RunnerState(0, 0, unaccepted, tuple(lease_ids), is_sampling, 1, 0, -1, progress, 0, pace_s)
+    return RunnerState(0, unaccepted, tuple(lease_ids), is_sampling, -1, progress, pace_s)
 
 
 def _two_runners(batch=20, **terms):
@@ -220,10 +219,10 @@ def test_a_runner_whose_window_is_full_does_not_hold_up_the_others():
 def test_runners_that_are_free_at_once_get_no_more_than_the_slots_allow_in_all(batch):
     bench = Bench()
     bench.ready_run(batch=batch, staleness=1, max_policy_lag=1, fragment_length=40)
-    bench.send("driver", Pause(is_paused=True))
-    for name in "abc":
-        bench.runner(name)
-    bench.send("driver", Pause(is_paused=False))
+    with bench.grants_nothing():
+        for name in "abc":
+            bench.runner(name)
+    bench.tick()
     assert [bench.state.leases.held_env_steps(f"uuid-{name}") for name in "abc"] == [40, 0, 0]
 
 
@@ -238,16 +237,16 @@ def test_a_lease_among_others_ends_after_three_quarters_of_the_time_in_which_its
     bench = Bench(max_leases_per_runner=1, peer_timeout_s=1e4)
     terms = {"batch": 40, "staleness": staleness, "max_policy_lag": max_policy_lag, "lease_timeout_s": 30.0}
     bench.ready_run(**terms)
-    bench.send("driver", Pause(is_paused=True))
-    bench.runner("fast")
-    bench.runner("slow")
-    for update_id in range(2):
-        bench.now += 1.0
-        bench.fragment(steps=40, runner="fast", version=update_id)
-        bench.done(bench.make_ready())
-        bench.weights(update_id + 1)
-        bench.open(update_id + 1, **terms)
-    bench.send("driver", Pause(is_paused=False))
+    with bench.grants_nothing():
+        bench.runner("fast")
+        bench.runner("slow")
+        for update_id in range(2):
+            bench.now += 1.0
+            bench.fragment(steps=40, runner="fast", version=update_id)
+            bench.done(bench.make_ready())
+            bench.weights(update_id + 1)
+            bench.open(update_id + 1, **terms)
+    bench.tick()
     bench.now += 200.0
     (trial,) = bench.state.leases.of_peer("uuid-slow")
     bench.fragment(trial.lease_id, steps=2, runner="slow", version=2)

@@ -6,8 +6,8 @@ import pytest
 from core_fakes import Bench, bench_with_runner
 
 from rlzmq.protocol.broker import registration
-from rlzmq.protocol.core import Received, Report
-from rlzmq.protocol.driver_core import parse_report
+from rlzmq.protocol.core import Received
+from rlzmq.protocol.driver_core import Report, parse_report
 from rlzmq.wire.messages import (
     Accepted,
     CommitReport,
@@ -59,7 +59,7 @@ def test_an_impossible_number_leaves_no_trace(fields):
 
 def test_a_runner_cannot_be_done_with_what_it_never_sent():
     bench = bench_with_runner(batch=20)
-    bench.send("runner", RunnerState(2**60, 2**60, (), (), False, 1, 0, -1, 0, 0))
+    bench.send("runner", RunnerState(2**60, (), (), False, -1, 0))
     assert bench.sent("driver", Notice)[0].event == "protocol_error"
     assert bench.state.ledger.runner("uuid-runner", 1).watermark == 0
 

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from core_fakes import TIMERS, instructions_in, messages_in, publication, receive, welcome
 
 from rlzmq.protocol import core as E
 from rlzmq.protocol import learner_core
 from rlzmq.protocol.driver_core import DriverCore
-from rlzmq.protocol.learner_core import LearnerCore, LearnerMemory
+from rlzmq.protocol.learner_core import LearnerCore, LearnerMemory, UnusableError
 from rlzmq.protocol.runner_core import RunnerCore
 from rlzmq.wire import messages as m
 from rlzmq.wire.codec import FragmentId, WireError
@@ -17,8 +19,12 @@ from rlzmq.wire.payloads import FragmentRange, join_frames, pack_ranges, unpack_
 # ------------------------------------------------------------------ a runner
 
 
-def _runner() -> RunnerCore:
-    core = RunnerCore("run", "runner", "uuid", num_envs=4, timers=TIMERS)
+def _runner(begun: list[Any] | None = None) -> RunnerCore:
+    def sample(*lease: Any) -> None:
+        if begun is not None:
+            begun.append(lease)
+
+    core = RunnerCore("run", "runner", "uuid", sample=sample, num_envs=4, timers=TIMERS)
     core.start(0.0)
     welcome(core)
     core.take_weights(publication(0), 0.0)
@@ -42,12 +48,14 @@ def test_a_fragment_that_does_not_fit_into_a_message_is_no_refused_message():
 
 
 def test_a_lease_waits_for_its_connector_state():
-    core = _runner()
+    core = _runner(begun := [])
     receive(core, m.ConnectorState(1), payload=(b"old",))
     assert receive(core, _lease(connector_version=2)) == []
-    (start,) = instructions_in(receive(core, m.ConnectorState(2), payload=(b"new",)), E.StartLease)
-    assert start.weights is not None
-    assert start.connector_state == b"new"
+    assert not begun
+    receive(core, m.ConnectorState(2), payload=(b"new",))
+    ((_, weights, connector_state),) = begun
+    assert weights is not None
+    assert connector_state == b"new"
 
 
 def test_a_leaving_runner_returns_leases_hands_over_and_says_goodbye():
@@ -68,21 +76,27 @@ def _range(seq: int, num_steps: int = 5, runner: str = "r") -> FragmentRange:
     return FragmentRange(FragmentId(runner, 1, seq), 0, num_steps)
 
 
-def test_a_decoded_shard_may_be_refused_until_its_update_is_complete():
-    refuses, trains = cores = [LearnerCore("run", "learner-0", "uuid", timers=TIMERS) for _ in range(2)]
-    for core in cores:
-        core.form_group(1, 0, 2, 0, 0.0)
-        welcome(core)
-        receive(core, m.ShardPlan(5, 0, 100, 1, 2, 10, 20))
-        shards = [m.Shard(5, 0, 100, 1, index, FragmentId("r", 1, index), 3, 5) for index in range(2)]
-        for shard in shards:
-            receive(core, shard, payload=(b"head", b"obs"))
-        core.shard_decoded(shards[0], "first", 0.0)
-    assert refuses.refusable_shards() == [(shards[0], "first")]
-    assert messages_in(refuses.shard_failed(shards[0], "unusable", "its form"), m.ShardRefused)
-    assert not messages_in(refuses.shard_decoded(shards[1], "second", 0.0), m.ShardReady)
-    assert messages_in(trains.shard_decoded(shards[1], "second", 0.0), m.ShardReady)
-    assert not trains.refusable_shards()
+@pytest.mark.parametrize("bad", ["none", "undecodable", "odd"])
+def test_a_shard_is_refused_before_its_update_is_ready(bad: str):
+    def decode(shard: m.Shard, frames: Any) -> int:
+        if bad == "undecodable" and shard.index == 1:
+            raise UnusableError("unusable", "its bytes")
+        return shard.index
+
+    def find_odd(decoded: Any) -> dict[int, str]:
+        assert decoded == [0, 1]
+        return {1: "its form"} if bad == "odd" else {}
+
+    core = LearnerCore(
+        "run", "learner-0", "uuid", decode=decode, find_odd=find_odd, train=lambda *_: None, timers=TIMERS
+    )
+    core.form_group(1, 0, 2, 0, 0.0)
+    welcome(core)
+    receive(core, m.ShardPlan(5, 0, 100, 1, 2, 10, 20))
+    shards = [m.Shard(5, 0, 100, 1, index, FragmentId("r", 1, index), 3, 5) for index in (1, 0)]
+    sent = [item for shard in shards for item in receive(core, shard, payload=(b"head", b"obs"))]
+    assert len(messages_in(sent, m.ShardReady)) == (bad == "none")
+    assert [refused.fragment.seq for refused in messages_in(sent, m.ShardRefused)] == [1] * (bad != "none")
 
 
 def test_what_runners_no_longer_hold_is_forgotten_and_who_never_tells_does_not_pile_up(
@@ -101,16 +115,15 @@ def test_what_runners_no_longer_hold_is_forgotten_and_who_never_tells_does_not_p
 
 
 def test_what_reports_have_told_goes_to_the_next_broker():
-    core = DriverCore("run", "driver", "uuid", timers=TIMERS)
+    core = DriverCore("run", "driver", "uuid", on_report=lambda _: None, tell=lambda _: None, timers=TIMERS)
     core.start(0.0)
     welcome(core)
     gone = [[("a", 4, 0), ("b", 1, 0)], [("a", 2, 0)], [("b", 0, 1)]]
     for update_id, watermarks in enumerate(gone):
         core.open_update(m.OpenUpdate(update_id, 5, 2, update_id))
-        account = {"sampled": 10, "trained": 10, "pending": 0}
         report = m.CommitReport(
             update_id=update_id, generation=1, broker_incarnation=5, min_generation=core.min_generation,
-            num_env_steps=10, num_kept_steps=10, num_trained_steps=10, accounting=account,
+            num_env_steps=10, num_kept_steps=10, num_trained_steps=10, trained=10,
             dropped={"stale": update_id}, versions=(0,), version_steps=(10,),
         )  # fmt: skip
         marks = [FragmentRange(FragmentId(runner, 1, seq), 0, is_gone) for runner, seq, is_gone in watermarks]

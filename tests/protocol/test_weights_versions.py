@@ -28,7 +28,7 @@ def _publication(
 
 def test_damaged_publications_are_refused():
     frame = bytearray(_publication(3).tobytes())
-    for damaged in (frame[:100], frame[:-1], frame + b"x", b"\7" + frame[1:], bytes(2) + frame[2:]):
+    for damaged in (frame[:100], frame[:-1], frame + b"x", b"\x63" + frame[1:], bytes(2) + frame[2:]):
         with pytest.raises(codec.WireError):
             open_publication(bytes(damaged))
     for length in (509, 65_535):  # what is left of the prefix is 508

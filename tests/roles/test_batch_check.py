@@ -13,8 +13,8 @@ from rlzmq.core.spaces import space_to_plain
 from rlzmq.episodes.episode_batch import EpisodeBatch
 from rlzmq.episodes.multi_agent_episode import MultiAgentEpisode
 from rlzmq.episodes.single_agent_episode import SingleAgentEpisode
-from rlzmq.protocol.core import DecodeShard
-from rlzmq.roles.learner_link import BatchCheck, LearnerLink
+from rlzmq.protocol.learner_core import UnusableError
+from rlzmq.roles.learner_link import BatchCheck, LearnerLink, form_of
 from rlzmq.wire.messages import Fragment, Shard
 from rlzmq.wire.payloads import encode_fragment
 
@@ -44,44 +44,28 @@ LOGITS = {"logits": np.zeros((2, 2), np.float32)}
 def test_no_number_of_fragments_redefines_what_the_module_puts_out(wrong: Any) -> None:
     check = BatchCheck()
     check.expect({}, None, {"default_policy": LOGITS})
-    for seq in range(20):
-        with pytest.raises(ValueError, match=r"logits.*; the module's own outputs define it$"):
-            check.check(batch_of(logits=wrong), f"a/1/{seq}")
-    check.check(batch_of(logits=np.zeros(2, np.float32)), "b/1/0")
-    check.trained()
-    with pytest.raises(ValueError, match="logits"):
-        check.check(batch_of(logits=wrong), "a/1/99")
+    check.check(batch_of(logits=np.zeros(2, np.float32)))
+    with pytest.raises(ValueError, match=r"logits.*; the module's own outputs define it$"):
+        check.check(batch_of(logits=wrong))
 
 
-def test_fragments_without_the_modules_outputs_give_way_to_one_with_them() -> None:
+USUAL, ODD = (form_of(batch_of(extra=np.zeros(size, np.float32))) for size in (2, 3))
+WITHOUT = form_of(batch_of())
+
+
+@pytest.mark.parametrize("odd", [ODD, WITHOUT])
+def test_columns_that_no_space_knows_of_are_those_of_most_fragments(odd: Any) -> None:
     check = BatchCheck()
-    check.expect({}, None, {"default_policy": LOGITS})
-    for seq in range(20):
-        check.check(batch_of(), f"a/1/{seq}")  # a custom piece may have removed it
-    good = batch_of(logits=np.zeros(2, np.float32))
-    check.check(good, "b/1/0")
-    assert check.num_replaced == 1
-    for seq in range(20):
-        with pytest.raises(ValueError, match=r"expected the columns .*'logits'"):
-            check.check(batch_of(), f"a/1/{50 + seq}")
-    assert check.misfit(good) == ""
-
-
-def test_one_odd_fragment_before_the_first_update_does_not_get_all_others_refused() -> None:
-    """Its observations are as they should be, and no space knows of the extra column."""
-    odd, usual = {"extra": np.zeros(3, np.float32)}, {"extra": np.zeros(2, np.float32)}
-    check = BatchCheck()
-    check.check(batch_of(**odd), "a/1/0")
-    for _ in range(3):
-        check.check(batch_of(**odd), "a/1/0")  # planned again: it counts once
-    with pytest.raises(ValueError, match="'extra'"):
-        check.check(batch_of(**usual), "b/1/0")
-    check.check(batch_of(**usual), "b/1/1")
-    assert check.num_replaced == 1
-    assert "'extra'" in check.misfit(batch_of(**odd))
-    assert check.misfit(batch_of(**usual)) == ""
-    with pytest.raises(ValueError, match="'extra'"):
-        check.check(batch_of(**odd), "a/1/1")
+    assert check.find_odd([USUAL, USUAL]) == check.find_odd([odd]) == check.find_odd([]) == {}
+    (place, detail), *others = check.find_odd([odd, USUAL, USUAL]).items()
+    assert (place, others) == (0, [])
+    assert detail.startswith("column \"('extra',)\"") or "'extra'" in detail
+    check.trained([USUAL])
+    assert check.find_odd([USUAL]) == {}
+    assert check.find_odd([odd, USUAL]).keys() == {0}
+    assert check.find_odd([odd, odd]) == {}
+    check.forget()
+    assert check.find_odd([odd, USUAL]).keys() == {1}
 
 
 SPACES: dict[str, tuple[Any, Any, Any]] = {
@@ -161,7 +145,7 @@ def test_agents_have_spaces_of_their_own() -> None:
             check.check(wrong)
 
 
-def link_of_learner(events: list[Any]) -> LearnerLink:
+def link_of_learner() -> LearnerLink:
     learner = SimpleNamespace(module={"default_policy": SimpleNamespace(action_space=gym.spaces.Discrete(2))})
     observations = space_to_plain(gym.spaces.Discrete(4))
     run_id, name, address = "run", "learner-0", "ipc:///nowhere"
@@ -169,65 +153,29 @@ def link_of_learner(events: list[Any]) -> LearnerLink:
         learner, print, run_id=run_id, name=name, data_address=address, observation_space=observations
     )
     link.change_layout(None)
-
-    held: dict[int, Any] = {}
-
-    def refuse(shard: Shard, reason: str, detail: str) -> list[Any]:
-        held.pop(shard.index, None)
-        events.append((shard.index, detail))
-        return []
-
-    def take(shard: Shard, data: Any, now: float) -> list[Any]:
-        held[shard.index] = shard, data
-        events.append((shard.index, None))
-        return []
-
-    link.core.shard_failed, link.core.shard_decoded = refuse, take  # type: ignore[method-assign]
-    link.core.refusable_shards = lambda: list(held.values())  # type: ignore[method-assign]
     return link
 
 
-def shard_of(header: Any, arrays: Any, *, seq: int = 5, index: int = 0) -> DecodeShard:
-    fragment = Fragment("uuid", 1, seq, 9, 1, 0, 3, -1, header)
+def why_refused(link: LearnerLink, header: Any, arrays: Any) -> str:
+    fragment = Fragment("uuid", 1, 5, 9, 1, 0, 3, -1, header)
     frames = [bytes(memoryview(frame).cast("B")) for frame in encode_fragment(fragment, arrays)]
-    return DecodeShard(Shard(1, 0, 0, 1, index, fragment.fragment_id, 0, 1), tuple(frames))
+    with pytest.raises(UnusableError) as caught:
+        link._decode(Shard(1, 0, 0, 1, 0, fragment.fragment_id, 0, 1), tuple(frames))
+    return str(caught.value)
 
 
 async def test_a_learner_refuses_what_is_outside_of_its_spaces_and_whatever_its_bytes_make_the_check_raise(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    events: list[Any] = []
-    link = link_of_learner(events)
+    link = link_of_learner()
     header, arrays = EpisodeBatch.from_episodes([episode_of([0, 4], [1])]).to_wire()
-    for batch in (header, {**header, "num_slots": -1}):
-        link.act(shard_of(batch, arrays))
+    assert "'obs': expected values of Discrete(4), got 4" in why_refused(link, header, arrays)
+    assert "num_slots" in why_refused(link, {**header, "num_slots": -1}, arrays)
     header, arrays = EpisodeBatch.from_episodes([episode_of([0, 1], [1])]).to_wire()
 
-    def overlooks(batch: Any, source: Any) -> None:
+    def overlooks(batch: Any) -> None:
         raise IndexError("a case that nobody thought of")
 
     link._check.check = overlooks  # type: ignore[method-assign]
-    link.act(shard_of(header, arrays))
-    outside, damaged, overlooked = (detail for _, detail in events)
-    assert "'obs': expected values of Discrete(4), got 4" in outside
-    assert "num_slots" in damaged
-    assert overlooked == "IndexError: a case that nobody thought of"
+    assert why_refused(link, header, arrays) == "IndexError: a case that nobody thought of"
     assert "raised an error in its check" in caplog.text
-
-
-async def test_a_fragment_whose_form_turns_out_to_be_wrong_is_refused_before_its_update_is_complete() -> None:
-    events: list[Any] = []
-    link = link_of_learner(events)
-
-    def arrives(index: int, seq: int, extra: int) -> None:
-        episode = SingleAgentEpisode()
-        episode.add_env_reset(1)
-        episode.add_env_step(2, 1, 1.0, extra_model_outputs={"extra": np.zeros(extra, np.float32)})
-        link.act(shard_of(*EpisodeBatch.from_episodes([episode]).to_wire(), seq=seq, index=index))
-
-    arrives(0, seq=0, extra=3)
-    arrives(1, seq=1, extra=2)
-    arrives(1, seq=2, extra=2)
-    is_taken = [(index, detail is None) for index, detail in events]
-    assert is_taken == [(0, True), (1, False), (0, False), (1, True)]
-    assert "column" in events[2][1]

@@ -29,7 +29,7 @@ class Runner:
 
     def __init__(self, context: Context, name: str) -> None:
         self.asked, self.got = list[SnapshotRequest](), list[int]()
-        self.core = RunnerCore("run", name, name, num_envs=1)
+        self.core = RunnerCore("run", name, name, sample=lambda *_: None, num_envs=1)
         self.neighbors = Neighbors(
             self.core,
             context,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -22,6 +21,7 @@ class FailingCore:
 
     def __init__(self, place: str) -> None:
         self.place = place
+        self.work: Any = None
         self.num_ticks = 0
 
     def start(self, now: float) -> list[Any]:
@@ -33,13 +33,14 @@ class FailingCore:
             return []
         if self.place == "core":
             raise ZeroDivisionError("in the core")
-        return [SimpleNamespace()]
+        self.work()
+        return []
 
 
 class FailingLink(PeerLink):
-    def act(self, instruction: Any) -> None:
-        if self.core.place == "act":
-            raise KeyError("in an instruction")
+    def work(self) -> None:
+        if self.core.place == "work":
+            raise KeyError("in the role's work")
         job: asyncio.Future[None] = self._loop.create_future()
         self.when_done(job, self._finish)
         job.set_result(None)
@@ -49,11 +50,12 @@ class FailingLink(PeerLink):
 
 
 @pytest.mark.parametrize(
-    ("place", "kind"), [("core", ZeroDivisionError), ("act", KeyError), ("job", ValueError)]
+    ("place", "kind"), [("core", ZeroDivisionError), ("work", KeyError), ("job", ValueError)]
 )
 async def test_an_error_of_a_link_ends_it(place: str, kind: type[Exception]) -> None:
     with SocketDirectory() as directory:
         link = FailingLink(FailingCore(place), directory.address("data"))
+        link.core.work = link.work
         await link.start()
         with pytest.raises(kind):
             async with asyncio.timeout(30):

@@ -23,7 +23,7 @@ from rlzmq.episodes.episode_batch import EpisodeBatch
 from rlzmq.episodes.multi_agent_episode import MultiAgentEpisode
 from rlzmq.episodes.single_agent_episode import SingleAgentEpisode
 from rlzmq.net.socket import pack_frames, sizes_of, unpack_frames
-from rlzmq.roles.learner_link import BatchCheck
+from rlzmq.roles.learner_link import BatchCheck, form_of
 from rlzmq.wire import messages as m
 from rlzmq.wire.codec import decode, encode, new_publication_buffer, open_publication, seal_publication
 from rlzmq.wire.payloads import (
@@ -82,7 +82,7 @@ def corpus() -> list[tuple[list[bytes], Decoder]]:
     typed = [
         m.Hello("runner", "runner-0", "uuid", num_envs=8),
         m.Lease(3, -1, 50, 1, 2, False, -1, 30.0, ((1, 3),)),
-        m.RunnerState(0, 5, ((1, 2),), (7, 8), True, 1, 2, -1, 10, 400),
+        m.RunnerState(0, ((1, 2),), (7, 8), True, -1, 10),
         m.Committed(1, 5, ((7, 9),)),
         m.OpenUpdate(3, 500, 2, 3),
         m.Progress(2, -1, -1),
@@ -149,11 +149,10 @@ def _of_batch(batch: Any) -> list[tuple[list[bytes], Decoder]]:
             episode.validate()
             episode.get_infos()
         try:
-            check.check(opened, None)
+            check.check(opened)
+            form_of(opened)
         except ValueError as error:
             raise ProtocolError(str(error)) from None
-        finally:
-            check.forget()
 
     def open_meta(damaged: list[bytes]) -> None:
         blob = decode_fragment(damaged)[2]

@@ -45,7 +45,7 @@ def episodes() -> EpisodeBatch:
 
 
 def facts(frames: Any, first: int, num_steps: int) -> Any:
-    batch = decode_steps(frames, BatchCheck(), FRAGMENT_ID, first, num_steps)
+    batch = decode_steps(frames, BatchCheck(), first, num_steps)
     states = [episode.get_state() for episode in batch]
     return batch.meta, repr(states)
 

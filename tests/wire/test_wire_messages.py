@@ -105,7 +105,7 @@ def test_unknown_kinds_are_refused():
 
 def test_only_fragments_declare_arrays():
     with pytest.raises(codec.SchemaError, match="not expected"):
-        m.decode_message(encode(m.Pause.kind, {}, []))
+        m.decode_message(encode(m.BrokerBeat.kind, {}, []))
     header = to_header(_example(m.Fragment))
     with pytest.raises(codec.SchemaError, match="missing"):
         m.decode_message(encode_opaque(m.Fragment.kind, header, [b""]))

@@ -24,12 +24,12 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Any
 
-from rlzmq.core.patience import FACTOR, NARROW_PATH, STEP_S
+from rlzmq.core.patience import NARROW_PATH
 from rlzmq.protocol.broker.grants import Grants
 from rlzmq.protocol.broker.intake import Intake
 from rlzmq.protocol.broker.registration import Registration
-from rlzmq.protocol.broker.state import BrokerOptions, BrokerState, OpenedUpdate, Peer, PublishedState, Run
-from rlzmq.protocol.broker.updates import Delivery, Recovery, Reports, Updates
+from rlzmq.protocol.broker.state import BrokerOptions, BrokerState, Peer, PublishedState, Run
+from rlzmq.protocol.broker.updates import Updates, progress_of
 from rlzmq.protocol.core import Instruction, Received, Send
 from rlzmq.wire.codec import BoundExceededError, Buffer, SchemaError, WireError, WireMessage
 from rlzmq.wire.messages import (
@@ -44,8 +44,6 @@ from rlzmq.wire.messages import (
     LearnerState,
     LeaseReturned,
     OpenUpdate,
-    Pause,
-    Progress,
     Refused,
     Rejected,
     Reset,
@@ -62,11 +60,11 @@ from rlzmq.wire.messages import (
 )
 from rlzmq.wire.payloads import FragmentRange, pack_blob, unpack_ranges
 
-__all__ = ["Admission", "BrokerCore", "BrokerOptions", "Requests"]
+__all__ = ["BrokerCore", "BrokerOptions"]
 
 
 class BrokerCore:
-    """The broker's state machine: dispatches each message to its part and checks the timers.
+    """The broker's state machine: lets peers speak, dispatches each message to its part, and checks the timers.
 
     Each step takes the time in seconds of a `FairClock`, so that nobody is missed for a time in which this process did
     not run, and returns the resulting instructions.
@@ -85,12 +83,7 @@ class BrokerCore:
         self._registration = Registration(state, self._store)
         self._intake = Intake(state)
         self._grants = Grants(state, self._store)
-        self._delivery = Delivery(state)
-        self._reports = Reports(state)
-        recovery = Recovery(state)
-        requests = Requests(state, recovery, self._reports)
-        self._updates = Updates(state, self._store, recovery, self._delivery, self._reports)
-        self._admission = Admission(state, self._registration, self._intake, recovery, requests)
+        self._updates = Updates(state, self._store)
         self._beat_at = float("-inf")
         self._forgot_at = float("-inf")
         self._handlers: dict[type[WireMessage], Callable[[Peer, Any, Received, float], None]] = {
@@ -99,30 +92,29 @@ class BrokerCore:
             LeaseReturned: self._grants.on_returned,
             SnapshotRequest: self._store.on_snapshot_request,
             LearnerState: self._on_learner_state,
-            ShardReady: self._delivery.on_ready,
+            ShardReady: self._updates.on_ready,
             ShardRefused: self._updates.on_shard_refused,
             UpdateDone: self._updates.on_update_done,
             Weights: self._store.put_weights,
-            DriverState: requests.on_driver_state,
-            OpenUpdate: requests.on_open_update,
+            DriverState: self._updates.on_driver_state,
+            OpenUpdate: self._updates.on_open_update,
             ConnectorState: self._store.put_connector_state,
-            Pause: requests.on_pause,
-            Reset: requests.on_reset,
-            Config: requests.on_config,
+            Reset: self._updates.on_reset,
+            Config: self._on_config,
             StatusRequest: self._on_status_request,
-            TraceEvents: requests.on_trace_events,
+            TraceEvents: self._on_trace_events,
             Goodbye: self._registration.on_goodbye,
         }
 
     def handle(self, event: Received, now: float) -> list[Instruction]:
         """Process a message, which `messages.decode_message` has decoded."""
         self._begin(now)
-        peer = self._admission.admit(event, now)
+        peer = self._admit(event, now)
         if peer is not None:
             try:
                 self._handlers[type(event.message)](peer, event.message, event, now)
             except WireError as error:
-                self._admission.offend(peer, error.reason, str(error))
+                self._offend(peer, error.reason, str(error))
         return self._finish(now)
 
     def tick(self, now: float) -> list[Instruction]:
@@ -134,7 +126,13 @@ class BrokerCore:
     def refuse(self, routing: bytes, reason: str, detail: str, now: float) -> list[Instruction]:
         """Refuse a message that the codec could not decode, with its reason code and text."""
         self._begin(now)
-        self._admission.on_malformed(routing, reason, detail)
+        state, peer = self.state, self.state.by_routing.get(routing)
+        if peer is not None:
+            self._offend(peer, reason, detail)
+        else:
+            state.count_refused(reason)
+            if reason == "version":
+                state.send(routing, Refused("version", detail[:1000]))
         return self._finish(now)
 
     def lost(self, routing: bytes, now: float) -> list[Instruction]:
@@ -146,9 +144,15 @@ class BrokerCore:
         return self._finish(now)
 
     def overrun(self, routing: bytes, now: float) -> list[Instruction]:
-        """Note that a message was dropped, because the peer does not read and its send budget is exhausted."""
+        """Note that a message was dropped, because the peer does not read and its send budget is exhausted.
+
+        The peer, which cannot be warned, is expelled.
+        """
         self._begin(now)
-        self._admission.on_overrun(routing)
+        self.state.count_refused("overrun")
+        peer = self.state.by_routing.get(routing)
+        if peer is not None:
+            self._registration.expel(peer, "it does not read its messages")
         return self._finish(now)
 
     def _begin(self, now: float) -> None:
@@ -160,7 +164,7 @@ class BrokerCore:
         """Do whatever has become possible; return the instructions."""
         state = self.state
         self._updates.progress(now)
-        self._admission.expel_offenders()
+        self._expel_offenders()
         state.take_committed()
         self._grants.progress(now)
         self._intake.acknowledge()
@@ -183,68 +187,11 @@ class BrokerCore:
         """Return the broker's state for observers, as plain values, with ages in seconds."""
         return _status_of(self.state, self.state.now)
 
-    # ------------------------------------------------------------------ messages
+    # ------------------------------------------------------------------ who may speak
 
-    def _on_runner_state(self, peer: Peer, message: RunnerState, event: Received, now: float) -> None:
-        self._intake.on_runner_state(peer, message)
-        if message.connector_version < peer.connector_version and not message.leases:
-            peer.connector_version = message.connector_version
-        self._grants.heartbeat(peer, message, now)
-
-    def _on_learner_state(self, peer: Peer, message: LearnerState, event: Received, now: float) -> None:
-        self._delivery.on_learner_state(peer, message, now)
-        if message.generation == self.state.generation:
-            if 2 in message.phases and message.progress != peer.progress:
-                self.state.moved("training", now)
-            peer.progress, peer.pace_s = message.progress, message.patience_s
-
-    def _on_status_request(self, peer: Peer, message: StatusRequest, event: Received, now: float) -> None:
-        self.state.send(peer, Status(), (pack_blob({**self.status(), **self.more_status()}),))
-
-    # ------------------------------------------------------------------ time
-
-    def _on_tick(self, now: float) -> None:
-        state, options = self.state, self.options
-        self._grants.expire(now)
-        for peer in [peer for peer in state.by_routing.values() if peer.silence.is_over(now)]:
-            self._registration.forget(peer, "lost", f"silent for {peer.silence.silent_s(now):.1f} s")
-        if now - self._forgot_at >= 20 * options.heartbeat_s:
-            self._forgot_at = now
-            state.forget_absent(now)
-        self._store.ask_for_weights(now)
-        if now - self._beat_at < options.heartbeat_s:
-            return
-        self._beat_at = now
-        self._reports.send_again(now)
-        beat = BrokerBeat(options.incarnation)
-        encoded = tuple(encode_message(beat))
-        others = (peer for peer in state.by_routing.values() if peer is not state.driver)
-        state.out.extend(Send(peer.routing, beat, whole=encoded) for peer in others)
-        if state.driver is not None:
-            state.send(state.driver, beat)
-            state.send(state.driver, _progress_of(state))
-
-
-class Admission:
-    """Filter in front of the other parts of the broker."""
-
-    def __init__(
-        self,
-        state: BrokerState,
-        registration: Registration,
-        intake: Intake,
-        recovery: Recovery,
-        requests: Requests,
-    ) -> None:
-        self._state = state
-        self._registration = registration
-        self._intake = intake
-        self._recovery = recovery
-        self._requests = requests
-
-    def admit(self, event: Received, now: float) -> Peer | None:
+    def _admit(self, event: Received, now: float) -> Peer | None:
         """Return the sender if it is registered and may send this message; otherwise handle the message here."""
-        state, message = self._state, event.message
+        state, message = self.state, event.message
         if isinstance(message, Hello):
             self._on_hello(event, message, now)
             return None
@@ -264,53 +211,33 @@ class Admission:
             return None
         peer.heard(now)
         if peer.hello.role not in message.senders:
-            self.offend(peer, "role", f"a {peer.hello.role} does not send {type(message).__name__}")
+            self._offend(peer, "role", f"a {peer.hello.role} does not send {type(message).__name__}")
             return None
         return peer
 
-    def offend(self, peer: Peer, reason: str, detail: str) -> None:
+    def _offend(self, peer: Peer, reason: str, detail: str) -> None:
         """Refuse a message that violates the protocol, and count it against the registered peer that sent it."""
-        state = self._state
+        state = self.state
         state.count_refused(reason)
         state.send(peer, Rejected(-1, reason, detail[:1000]))
         state.notify("protocol_error", peer.hello.role, peer.hello.name, detail)
         state.count_bad(peer, detail)
 
-    def on_malformed(self, routing: bytes, reason: str, detail: str) -> None:
-        """Handle a message that the codec could not decode."""
-        state = self._state
-        peer = state.by_routing.get(routing)
-        if peer is not None:
-            self.offend(peer, reason, detail)
-            return
-        state.count_refused(reason)
-        if reason == "version":
-            state.send(routing, Refused("version", detail[:1000]))
-
-    def on_overrun(self, routing: bytes) -> None:
-        """Expel a peer that never reads its answers, so that it cannot be warned."""
-        self._state.count_refused("overrun")
-        peer = self._state.by_routing.get(routing)
-        if peer is not None:
-            self._registration.expel(peer, "it does not read its messages")
-
-    def expel_offenders(self) -> None:
+    def _expel_offenders(self) -> None:
         """Expel the peers that sent too much that nobody can use. Those of this run are then replaced."""
-        offenders, self._state.offenders = self._state.offenders, {}
+        offenders, self.state.offenders = self.state.offenders, {}
         for routing, detail in offenders.items():
-            peer = self._state.by_routing.get(routing)
+            peer = self.state.by_routing.get(routing)
             if peer is not None:
                 self._registration.expel(peer, f"{peer.num_bad} messages of no use; the last: {detail}")
 
-    # ------------------------------------------------------------------ unregistered senders
-
     def _on_hello(self, event: Received, message: Hello, now: float) -> None:
-        state = self._state
+        state = self.state
         ranges: list[list[FragmentRange]] = []
         seated = state.by_routing.get(event.peer)
         if event.origin and seated is not None and seated.uuid != message.uuid:
             detail = f"one connection belongs to one process: this one is {seated.uuid[:60]}, not {message.uuid[:60]}"
-            self.offend(seated, "identity", detail)
+            self._offend(seated, "identity", detail)
             return
         try:
             if message.role == "learner":
@@ -325,18 +252,80 @@ class Admission:
         if peer is None:
             return
         if message.role == "learner":
-            self._recovery.learner_joined(peer, ranges[0], ranges[1:])
+            self._updates.learner_joined(peer, ranges[0], ranges[1:])
         elif message.role == "driver":
-            self._requests.driver_joined(message, ranges[0] if ranges else [], now)
+            self._updates.driver_joined(message, ranges[0] if ranges else [], now)
 
     def _on_stranger(self, event: Received, message: WireMessage) -> None:
         """Answer an unregistered sender: a peer of an earlier broker, or one that was lost or fenced."""
         if isinstance(message, Goodbye):
             return
-        if isinstance(message, Fragment) and message.runner in self._state.fenced:
+        if isinstance(message, Fragment) and message.runner in self.state.fenced:
             self._intake.on_fenced_fragment(event, message)
         else:
-            self._state.send(event.peer, Refused("unknown_peer", "say HELLO first"))
+            self.state.send(event.peer, Refused("unknown_peer", "say HELLO first"))
+
+    # ------------------------------------------------------------------ messages
+
+    def _on_runner_state(self, peer: Peer, message: RunnerState, event: Received, now: float) -> None:
+        self._intake.on_runner_state(peer, message)
+        if message.connector_version < peer.connector_version and not message.leases:
+            peer.connector_version = message.connector_version
+        self._grants.heartbeat(peer, message, now)
+
+    def _on_learner_state(self, peer: Peer, message: LearnerState, event: Received, now: float) -> None:
+        self._updates.on_learner_state(peer, message, now)
+        if message.generation == self.state.generation:
+            if 2 in message.phases and message.progress != peer.progress:
+                self.state.moved("training", now)
+            peer.progress, peer.pace_s = message.progress, message.patience_s
+
+    def _on_status_request(self, peer: Peer, message: StatusRequest, event: Received, now: float) -> None:
+        self.state.send(peer, Status(), (pack_blob({**self.status(), **self.more_status()}),))
+
+    def _on_config(self, peer: Peer, message: Config, event: Received, now: float) -> None:
+        """Store the run's config for processes that request it before HELLO."""
+        if event.payload:
+            self.state.config = (message, event.payload[0])
+
+    def _on_trace_events(self, peer: Peer, message: TraceEvents, event: Received, now: float) -> None:
+        """Forward a peer's stages to the driver, not more often than it should send them.
+
+        Raises:
+            BoundExceededError: They are too large.
+        """
+        state = self.state
+        num_bytes = sum(memoryview(frame).nbytes for frame in event.payload)
+        if num_bytes > _MAX_TRACE_BYTES or len(event.payload) > 1:
+            raise BoundExceededError(
+                f"TraceEvents of {num_bytes} bytes: at most {_MAX_TRACE_BYTES} are forwarded"
+            )
+        if state.driver is not None and now - peer.traced_at >= state.options.heartbeat_s / 2:
+            peer.traced_at = now
+            state.send(state.driver, replace(message, source=peer.uuid), event.payload)
+
+    # ------------------------------------------------------------------ time
+
+    def _on_tick(self, now: float) -> None:
+        state, options = self.state, self.options
+        self._grants.expire(now)
+        for peer in [peer for peer in state.by_routing.values() if peer.silence.is_over(now)]:
+            self._registration.forget(peer, "lost", f"silent for {peer.silence.silent_s(now):.1f} s")
+        if now - self._forgot_at >= 20 * options.heartbeat_s:
+            self._forgot_at = now
+            state.forget_absent(now)
+        self._store.ask_for_weights(now)
+        if now - self._beat_at < options.heartbeat_s:
+            return
+        self._beat_at = now
+        self._updates.send_reports_again(now)
+        beat = BrokerBeat(options.incarnation)
+        encoded = tuple(encode_message(beat))
+        others = (peer for peer in state.by_routing.values() if peer is not state.driver)
+        state.out.extend(Send(peer.routing, beat, whole=encoded) for peer in others)
+        if state.driver is not None:
+            state.send(state.driver, beat)
+            state.send(state.driver, progress_of(state))
 
 
 def _learner_ranges(message: Hello, payload: tuple[Buffer, ...]) -> list[list[FragmentRange]]:
@@ -348,125 +337,6 @@ def _learner_ranges(message: Hello, payload: tuple[Buffer, ...]) -> list[list[Fr
 
 
 _MAX_TRACE_BYTES = 1 << 20
-
-
-class Requests:
-    """Handles the driver's messages. Those of an earlier lineage are ignored."""
-
-    def __init__(self, state: BrokerState, recovery: Recovery, reports: Reports) -> None:
-        self._state = state
-        self._recovery = recovery
-        self._reports = reports
-
-    # ------------------------------------------------------------------ registration
-
-    def driver_joined(self, hello: Hello, watermarks: list[FragmentRange], now: float) -> None:
-        """Adopt the lineage and the reported updates of a driver that registered.
-
-        Updates of which it has reports, beyond this broker's commits, were committed by an earlier broker.
-
-        Args:
-            hello: The driver's HELLO.
-            watermarks: The first unreported fragment of each runner.
-            now: Current time in seconds.
-        """
-        state, next_report = self._state, hello.next_update
-        if state.next_commit is None or next_report > state.next_commit:
-            state.next_commit = next_report
-            state.min_generation = max(state.min_generation, hello.generation)
-            self._take_over(hello)
-            for update_id in [u for u in state.runs if u < next_report]:
-                state.ledger.note_trained(state.runs.pop(update_id).ranges)
-            for update_id in [u for u in state.open if u < next_report]:
-                del state.open[update_id]
-            for entry in [e for e in state.ledger.entries.values() if e.generation < hello.generation]:
-                state.drop(entry, "rolled_back")
-        self._reports.driver_has(next_report)
-        self._reports.send_all(now)
-        state.ledger.disown_below(
-            [fragment for fragment, _, _ in watermarks]
-        )  # reported by an earlier broker
-        for fragment, _, _ in watermarks:
-            state.receipts.let_go_below(fragment)
-        if state.driver is not None:
-            state.send(state.driver, _progress_of(state))
-
-    def _take_over(self, hello: Hello) -> None:
-        """Add the driver's counts, without those already counted here."""
-        accounting = self._state.ledger.accounting
-        dropped = {
-            reason: max(0, count - accounting.dropped.get(reason, 0))
-            for reason, count in hello.dropped.items()
-        }
-        accounting.add_base(max(0, hello.trained - accounting.trained), dropped)
-
-    def on_driver_state(self, peer: Peer, message: DriverState, event: Received, now: float) -> None:
-        """Handle the driver's heartbeat: the reports that it has, and its verdict on the run."""
-        self._state.bottleneck = message.bottleneck
-        if message.min_generation == self._state.min_generation:
-            self._reports.driver_has(message.next_report)
-
-    # ------------------------------------------------------------------ requests
-
-    def on_open_update(self, peer: Peer, update: OpenUpdate, event: Received, now: float) -> None:
-        """Open an update. Repeated requests are ignored."""
-        state = self._state
-        if update.min_generation != state.min_generation:
-            return
-        if state.next_commit is None or update.update_id < state.next_commit:
-            return
-        state.open.setdefault(update.update_id, OpenedUpdate(update, now))
-        state.terms = state.open[max(state.open)].terms
-
-    def on_reset(self, peer: Peer, message: Reset, event: Received, now: float) -> None:
-        """Begin a new lineage. Fragments of the old one are dropped."""
-        state = self._state
-        if message.generation <= state.min_generation:
-            return
-        state.min_generation = message.generation
-        if state.generation < message.generation:
-            state.ranks.clear()
-            state.generation = -1
-        self._recovery.release()
-        for entry in list(state.ledger.entries.values()):
-            if entry.generation < message.generation:
-                state.drop(entry, "rolled_back")
-        for lease_id in list(state.leases.leases):
-            state.leases.end(lease_id)
-        if state.weights is not None and state.weights.generation < message.generation:
-            state.weights = None
-        state.open.clear()
-        self._reports.give_up()
-        state.unpublished.clear()
-        state.terms = None
-        state.next_commit = message.next_update
-
-    def on_pause(self, peer: Peer, message: Pause, event: Received, now: float) -> None:
-        """Stop granting leases, or grant them again."""
-        self._state.is_paused = message.is_paused
-
-    def on_config(self, peer: Peer, message: Config, event: Received, now: float) -> None:
-        """Store the run's config for processes that request it before HELLO."""
-        if event.payload:
-            self._state.config = (message, event.payload[0])
-
-    # ------------------------------------------------------------------ the trace
-
-    def on_trace_events(self, peer: Peer, message: TraceEvents, event: Received, now: float) -> None:
-        """Forward a peer's stages to the driver, not more often than it should send them.
-
-        Raises:
-            BoundExceededError: They are too large.
-        """
-        state = self._state
-        num_bytes = sum(memoryview(frame).nbytes for frame in event.payload)
-        if num_bytes > _MAX_TRACE_BYTES or len(event.payload) > 1:
-            raise BoundExceededError(
-                f"TraceEvents of {num_bytes} bytes: at most {_MAX_TRACE_BYTES} are forwarded"
-            )
-        if state.driver is not None and now - peer.traced_at >= state.options.heartbeat_s / 2:
-            peer.traced_at = now
-            state.send(state.driver, replace(message, source=peer.uuid), event.payload)
 
 
 def _status_of(state: BrokerState, now: float) -> dict[str, Any]:
@@ -514,29 +384,6 @@ def _status_of(state: BrokerState, now: float) -> dict[str, Any]:
     }
 
 
-def _progress_of(state: BrokerState) -> Progress:
-    """Return what the broker has of the driver, and whether it moves."""
-    next_open = state.next_commit or 0
-    while next_open in state.open:
-        next_open += 1
-    return Progress(
-        next_open,
-        state.connector_version,
-        state.min_generation,
-        is_paused=state.is_paused,
-        num_moves=state.num_moves,
-        patience_s=_patience_s(state),
-    )
-
-
-def _patience_s(state: BrokerState) -> float:
-    """Return how long a peer that works on the next update may make no progress."""
-    if state.next_commit in state.runs:
-        return max((peer.pace_s for peer in state.ranks.values()), default=0.0)
-    at_work = (peer for peer in state.runners.values() if state.leases.num_of_peer(peer.uuid))
-    return max((max(STEP_S, FACTOR * peer.pace_s) for peer in at_work), default=0.0)
-
-
 def _waits_of(state: BrokerState, now: float) -> list[str]:
     """Return one line per waiting role. The first one blocks the next update."""
     update_id = state.next_commit
@@ -546,8 +393,6 @@ def _waits_of(state: BrokerState, now: float) -> list[str]:
         return [f"broker: waits for the driver to open update {update_id}"]
     run = state.runs.get(update_id)
     lines = _collecting(state, update_id, now) if run is None else _training(state, run)
-    if state.is_paused:
-        lines.insert(0, "broker: grants no leases, the driver has paused it")
     if not state.group_is_complete:
         here = ", ".join(peer.hello.name for peer in state.ranks.values()) or "none"
         lines.append(f"broker: waits for learners: the group has {state.num_ranks}, registered: {here}")

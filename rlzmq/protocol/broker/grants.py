@@ -141,7 +141,7 @@ class Grants:
         """Grant all leases that may be granted now."""
         state = self._state
         self._place_changed()
-        if state.is_paused or state.weights is None or state.driver is None:
+        if state.weights is None or state.driver is None:
             return
         update_id = state.next_plan
         if update_id is None:

@@ -94,7 +94,7 @@ class Intake:
             now=now,
             env_steps=message.env_steps if len(message.env_steps) <= peer.hello.num_envs else (),
         )
-        assert entry is not None, f"{fragment} is neither held nor settled"
+        assert entry is not None, f"{fragment} is neither held nor committed"
         peer.sampled += message.num_env_steps
         peer.has_worked, peer.origin = True, ""
         peer.shown_envs = max(peer.shown_envs, min(peer.hello.num_envs, message.num_env_steps))

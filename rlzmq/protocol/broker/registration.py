@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from rlzmq.core.patience import NARROW_PATH, Patience
 from rlzmq.protocol.broker.state import BrokerState, Peer, PublishedState
 from rlzmq.protocol.core import Received
@@ -60,14 +62,12 @@ class Registration:
         previous = self._registered(hello)
         if previous is not None and previous.routing != routing:
             state.by_routing.pop(previous.routing, None)
-        peer = Peer(routing, hello, incarnation, now, next_update=hello.next_update)
         if previous is not None:
-            peer.sampled, peer.num_bad, peer.progress = previous.sampled, previous.num_bad, previous.progress
-            peer.silence, peer.pace, peer.pace_s = previous.silence, previous.pace, previous.pace_s
-            peer.travel, peer.sampling = previous.travel, previous.sampling
-            peer.is_overdue, peer.shown_envs = previous.is_overdue, previous.shown_envs
-            peer.has_worked, peer.origin = previous.has_worked, previous.origin
+            # A new object: what waits for the connection of the old one recognizes that it is over.
+            peer = replace(previous, routing=routing, hello=hello, incarnation=incarnation, heard_at=now)
+            peer.next_update, peer.is_suspect, peer.connector_version = hello.next_update, False, -1
         else:
+            peer = Peer(routing, hello, incarnation, now, next_update=hello.next_update)
             peer.silence = Patience(state.options.peer_timeout_s)
             peer.origin = "" if (hello.uuid, incarnation) in state.ledger.runners else origin
         peer.silence.begin(now)

@@ -15,7 +15,7 @@ The way of new weights, in order::
     broker    PublishedState.put_weights     keeps the newest and publishes them
     runner    RunnerLink._on_weights         receives them, or SNAPSHOT
               WeightsReceiver.offer          takes them if they are newer and their digest is right
-              RunnerCore._next_lease         puts them into StartLease
+              RunnerCore._next_lease         brings them with the next lease
               RunnerLink._load               loads them on the sampler thread (EnvRunner.set_weights)
 """
 
@@ -297,14 +297,14 @@ class KeptReport:
     """A report that the driver has not confirmed.
 
     Attributes:
-        settled: Fragments that end with it. Their runners keep them until the driver has the report, so that a
+        fragments: Those that end with it. Their runners keep them until the driver has the report, so that a
             restarted broker could rebuild it.
     """
 
     message: CommitReport
     payload: tuple[Buffer, ...]
     sent_at: float
-    settled: list[FragmentId]
+    fragments: list[FragmentId]
 
 
 class BrokerState:
@@ -348,10 +348,9 @@ class BrokerState:
         self.attempts: itertools.count[int] = itertools.count(first_number(options.incarnation))
         self.unpublished: dict[int, int] = {}
         self.to_report: list[tuple[FragmentId, int, Buffer]] = []
-        self.settled: list[FragmentId] = []  # committed fragments for the next report
+        self.committed: list[FragmentId] = []  # fragments for the next report
         # Peers that are to be expelled, and the last of their bad messages.
         self.offenders: dict[bytes, str] = {}
-        self.is_paused = False
         self.bottleneck = ""
         # data
         self.ledger: Ledger = Ledger()
@@ -406,7 +405,7 @@ class BrokerState:
     def still_s(self, now: float) -> float:
         """Return the number of seconds since the last progress of the next update; 0 if none is open."""
         opened = self.open.get(self.next_commit) if self.next_commit is not None else None
-        return now - max(self.moved_at, opened.at) if opened is not None and not self.is_paused else 0.0
+        return now - max(self.moved_at, opened.at) if opened is not None else 0.0
 
     def count_refused(self, reason: str) -> None:
         """Count a refused message."""
@@ -517,7 +516,7 @@ class BrokerState:
         """Move newly committed fragments from the ledger to the next report."""
         committed = self.ledger.pop_committed()
         self.leases.changed.update(fragment.runner for fragment in committed)
-        self.settled.extend(committed)
+        self.committed.extend(committed)
 
     def to_be_reported(self, entry: Entry) -> None:
         """Add a fragment's meta to the next report, once."""

@@ -27,14 +27,19 @@ import zlib
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
+from rlzmq.core.patience import FACTOR, STEP_S
 from rlzmq.protocol.broker.state import BrokerState, KeptReport, OpenedUpdate, Peer, PublishedState, Run
 from rlzmq.protocol.core import Quarantine, Received
 from rlzmq.protocol.ledger import DropReason, Entry, Ledger
 from rlzmq.wire.codec import FragmentId
 from rlzmq.wire.messages import (
     CommitReport,
+    DriverState,
+    Hello,
     LearnerState,
     OpenUpdate,
+    Progress,
+    Reset,
     Shard,
     ShardPlan,
     ShardReady,
@@ -46,10 +51,8 @@ from rlzmq.wire.messages import (
 from rlzmq.wire.payloads import FragmentRange, join_frames, pack_ranges, slice_fragment, unpack_ranges
 
 __all__ = [
-    "Delivery",
-    "Recovery",
-    "Reports",
     "Updates",
+    "progress_of",
     "rank_of_env",
     "rank_shares",
     "shards_by_env",
@@ -149,17 +152,112 @@ def shards_by_env(
     return shards
 
 
-class Delivery:
-    """Sends shards and TRAIN to the ranks, and what a rank lacks, according to its heartbeat, again."""
+class Updates:
+    """All updates, from the driver's request to the confirmation of their report.
 
-    def __init__(self, state: BrokerState) -> None:
+    `progress` does whatever has become possible. What a rank lacks, according to its heartbeat, is sent again. The
+    updates in flight are kept consistent with what the learners remember.
+    """
+
+    def __init__(self, state: BrokerState, store: PublishedState) -> None:
         self._state = state
+        self._store = store
 
-    def begin(self, run: Run, now: float) -> None:
-        """Send the shards of a newly planned update."""
-        for rank in range(run.num_ranks):
-            run.sent_at[rank] = now
-            self._send_shard(run, rank)
+    # ------------------------------------------------------------------ the driver
+
+    def driver_joined(self, hello: Hello, watermarks: list[FragmentRange], now: float) -> None:
+        """Adopt the lineage and the reported updates of a driver that registered.
+
+        Updates of which it has reports, beyond this broker's commits, were committed by an earlier broker.
+
+        Args:
+            hello: The driver's HELLO.
+            watermarks: The first unreported fragment of each runner.
+            now: Current time in seconds.
+        """
+        state, next_report = self._state, hello.next_update
+        if state.next_commit is None or next_report > state.next_commit:
+            state.next_commit = next_report
+            state.min_generation = max(state.min_generation, hello.generation)
+            self._take_over(hello)
+            for update_id in [u for u in state.runs if u < next_report]:
+                state.ledger.note_trained(state.runs.pop(update_id).ranges)
+            for update_id in [u for u in state.open if u < next_report]:
+                del state.open[update_id]
+            for entry in [e for e in state.ledger.entries.values() if e.generation < hello.generation]:
+                state.drop(entry, "rolled_back")
+        self._driver_has(next_report)
+        self._send_reports(now)
+        state.ledger.disown_below(
+            [fragment for fragment, _, _ in watermarks]
+        )  # reported by an earlier broker
+        for fragment, _, _ in watermarks:
+            state.receipts.let_go_below(fragment)
+        if state.driver is not None:
+            state.send(state.driver, progress_of(state))
+
+    def _take_over(self, hello: Hello) -> None:
+        """Add the driver's counts, without those already counted here."""
+        accounting = self._state.ledger.accounting
+        trained = max(0, hello.trained - accounting.trained)
+        dropped = {
+            reason: max(0, count - accounting.dropped.get(reason, 0))
+            for reason, count in hello.dropped.items()
+        }
+        accounting.add(sampled=trained + sum(dropped.values()), trained=trained, dropped=dropped)
+
+    def on_driver_state(self, peer: Peer, message: DriverState, event: Received, now: float) -> None:
+        """Handle the driver's heartbeat: the reports that it has, and its verdict on the run."""
+        self._state.bottleneck = message.bottleneck
+        if message.min_generation == self._state.min_generation:
+            self._driver_has(message.next_report)
+
+    def on_open_update(self, peer: Peer, update: OpenUpdate, event: Received, now: float) -> None:
+        """Open an update. Repeated requests are ignored."""
+        state = self._state
+        if update.min_generation != state.min_generation:
+            return
+        if state.next_commit is None or update.update_id < state.next_commit:
+            return
+        state.open.setdefault(update.update_id, OpenedUpdate(update, now))
+        state.terms = state.open[max(state.open)].terms
+
+    def on_reset(self, peer: Peer, message: Reset, event: Received, now: float) -> None:
+        """Begin a new lineage. Fragments of the old one are dropped."""
+        state = self._state
+        if message.generation <= state.min_generation:
+            return
+        state.min_generation = message.generation
+        if state.generation < message.generation:
+            state.ranks.clear()
+            state.generation = -1
+        self._release()
+        for entry in list(state.ledger.entries.values()):
+            if entry.generation < message.generation:
+                state.drop(entry, "rolled_back")
+        for lease_id in list(state.leases.leases):
+            state.leases.end(lease_id)
+        if state.weights is not None and state.weights.generation < message.generation:
+            state.weights = None
+        state.open.clear()
+        self._give_up_reports()
+        state.unpublished.clear()
+        state.terms = None
+        state.next_commit = message.next_update
+
+    # ------------------------------------------------------------------ ranks
+
+    def learner_joined(
+        self, peer: Peer, trained: list[FragmentRange], training: list[list[FragmentRange]]
+    ) -> None:
+        """Adopt the updates that a registering rank has trained or was told to train."""
+        hello = peer.hello
+        self._note_trained(trained)
+        for update_id, attempt, ranges in zip(
+            hello.training_updates, hello.training_attempts, training, strict=True
+        ):
+            self._adopt(update_id, attempt, ranges)
+        self._state.group_next_update = None  # recomputed once the group is complete
 
     def on_ready(self, peer: Peer, message: ShardReady, event: Received, now: float) -> None:
         """Record that a rank has decoded its shard; send TRAIN once all have."""
@@ -171,17 +269,6 @@ class Delivery:
             self._send_train(run, message.rank)  # its TRAIN was lost
         else:
             self._train_ready(now)
-
-    def _train_ready(self, now: float) -> None:
-        """Send TRAIN in the order of updates: while an update may be replanned, so may the next one."""
-        for _, run in sorted(self._state.runs.items()):
-            if not run.is_training:
-                if len(run.ready) < run.num_ranks:
-                    return
-                run.is_training = True
-                for rank in range(run.num_ranks):
-                    run.sent_at[rank] = now
-                    self._send_train(run, rank)
 
     def on_learner_state(self, peer: Peer, message: LearnerState, now: float) -> None:
         """Send again the messages that a rank lacks and should have received by now."""
@@ -208,146 +295,6 @@ class Delivery:
             elif attempt != run.attempt or num_held < len(run.shards[rank]) or rank not in run.ready:
                 self._send_shard(run, rank)
 
-    def _send_shard(self, run: Run, rank: int) -> None:
-        state, peer = self._state, self._state.ranks.get(rank)
-        if peer is None:
-            return
-        shard = run.shards[rank]
-        plan = state.options.incarnation, run.update_id, run.attempt, run.generation
-        rank_steps = sum(item.num_steps for item in shard)
-        state.send(peer, ShardPlan(*plan, len(shard), rank_steps, run.num_steps))
-        for index, (fragment, first, num_steps) in enumerate(shard):
-            message = Shard(*plan, index, fragment, first, num_steps)
-            entry = state.ledger.entries[fragment]
-            is_whole = num_steps == entry.size
-            frames = entry.frames if is_whole else slice_fragment(entry.frames, first, num_steps)
-            state.send(peer, message, tuple(frames))
-
-    def _send_train(self, run: Run, rank: int) -> None:
-        peer = self._state.ranks.get(rank)
-        if peer is not None:
-            message = Train(
-                self._state.options.incarnation, run.update_id, run.attempt, run.generation, run.num_steps
-            )
-            self._state.send(peer, message, tuple(pack_ranges(run.ranges)))
-
-
-class Reports:
-    """Makes, repeats and confirms reports."""
-
-    def __init__(self, state: BrokerState) -> None:
-        self._state = state
-
-    def make(
-        self, run: Run, opened: OpenedUpdate, num_kept: int, version_steps: Mapping[int, int], now: float
-    ) -> None:
-        """Make and send the report of a committed update.
-
-        Args:
-            run, opened: Plan and request of the update.
-            num_kept: Change in the account's number of trained env steps.
-            version_steps: Number of trained env steps by weights version, of fragments that are known here.
-            now: Time of the commit.
-        """
-        state = self._state
-        accounting = state.ledger.accounting
-        planned_at = now if run.planned_at is None else run.planned_at
-        report = CommitReport(
-            broker_incarnation=state.options.incarnation,
-            min_generation=state.min_generation,
-            update_id=run.update_id,
-            generation=run.generation,
-            num_env_steps=run.num_steps,
-            num_kept_steps=num_kept,
-            num_trained_steps=run.num_trained_steps,
-            accounting=accounting.counts(),
-            dropped=dict(accounting.dropped),
-            versions=tuple(sorted(version_steps)),
-            version_steps=tuple(version_steps[version] for version in sorted(version_steps)),
-            sampling_s=planned_at - opened.at,
-            training_s=now - planned_at,
-        )
-        reported, state.to_report = state.to_report, []
-        payload = (
-            *pack_ranges(FragmentRange(fragment, 0, size) for fragment, size, _ in reported),
-            join_frames(meta for _, _, meta in reported),
-            join_frames(run.results[rank] for rank in sorted(run.results)),
-            *pack_ranges(state.ledger.take_watermarks()),
-        )
-        state.take_committed()
-        settled, state.settled = state.settled, []
-        kept = state.reports[run.update_id] = KeptReport(report, payload, now, settled)
-        self._send(kept, now)
-
-    def send_all(self, now: float) -> None:
-        """Send all unconfirmed reports to a driver that registered."""
-        for report in self._state.reports.values():
-            self._send(report, now)
-
-    def send_again(self, now: float) -> None:
-        """Repeat the reports that were not confirmed in time."""
-        for report in self._state.reports.values():
-            if now - report.sent_at >= self._state.options.resend_s:
-                self._send(report, now)
-
-    def driver_has(self, next_report: int) -> None:
-        """Discard reports below `next_report`, and let learners forget those updates."""
-        state = self._state
-        confirmed = [update_id for update_id in state.reports if update_id < next_report]
-        for update_id in confirmed:
-            self._let_go(state.reports.pop(update_id))
-            for peer in state.ranks.values():
-                self.confirm(peer, update_id)
-        if confirmed and state.group_is_complete:
-            state.forgetters.clear()
-
-    def give_up(self) -> None:
-        """Discard all reports after the driver has returned to a checkpoint."""
-        state = self._state
-        for report in state.reports.values():
-            self._let_go(report)
-        state.reports.clear()
-        state.ledger.tell_again()
-
-    def confirm(self, peer: Peer, update_id: int) -> None:
-        """Send UPDATE_COMMITTED to a rank, with the fragments that runners have forgotten and it may forget."""
-        state = self._state
-        forgotten = pack_ranges(
-            FragmentRange(FragmentId(runner.uuid, runner.incarnation, runner.first_unacked), 0, 0)
-            for uuid in state.forgetters
-            if (runner := state.runners.get(uuid)) is not None
-        )
-        state.send(peer, UpdateCommitted(update_id, state.generation), tuple(forgotten))
-
-    def _send(self, report: KeptReport, now: float) -> None:
-        if self._state.driver is not None:
-            report.sent_at = now
-            self._state.send(self._state.driver, report.message, report.payload)
-
-    def _let_go(self, report: KeptReport) -> None:
-        for fragment in report.settled:
-            self._state.receipts.let_go(fragment)
-
-
-class Updates:
-    """Plans and commits updates. `progress` does whatever has become possible."""
-
-    def __init__(
-        self,
-        state: BrokerState,
-        store: PublishedState,
-        recovery: Recovery,
-        delivery: Delivery,
-        reports: Reports,
-    ) -> None:
-        self._state = state
-        self._store = store
-        self._recovery = recovery
-        self._delivery = delivery
-        self._reports = reports
-
-    # ------------------------------------------------------------------ messages of ranks
-
     def on_shard_refused(self, peer: Peer, message: ShardRefused, event: Received, now: float) -> None:
         """Drop a fragment that a rank cannot use, and plan the update again."""
         state = self._state
@@ -357,9 +304,9 @@ class Updates:
         entry = state.ledger.entries.get(message.fragment)
         if entry is None or all(item.fragment != message.fragment for item in run.ranges):
             return
-        self._recovery.release(message.update_id)
+        self._release(message.update_id)
         detail = f"{message.fragment}: {message.reason}: {message.detail}"
-        self._recovery.set_aside(entry.id, "bad_fragment", detail)
+        self._set_aside(entry.id, "bad_fragment", detail)
         state.drop(entry, "rejected")
 
     def on_update_done(self, peer: Peer, message: UpdateDone, event: Received, now: float) -> None:
@@ -369,13 +316,13 @@ class Updates:
             return
         ranges = unpack_ranges(event.payload[1:3])
         if state.next_commit is not None and message.update_id < state.next_commit:
-            self._recovery.note_trained(ranges)
+            self._note_trained(ranges)
             if message.update_id not in state.reports:
-                self._reports.confirm(peer, message.update_id)
+                self._confirm(peer, message.update_id)
             return
         if message.generation != state.generation:
             return
-        self._recovery.adopt(message.update_id, message.attempt, ranges)
+        self._adopt(message.update_id, message.attempt, ranges)
         run = state.run_of(message.update_id, message.attempt)
         if run is None:
             return
@@ -390,7 +337,7 @@ class Updates:
     def progress(self, now: float) -> None:
         """Commit trained updates, drop stale data, and plan updates whose batch is complete."""
         if self._state.group_is_complete and self._state.group_next_update is None:
-            self._recovery.on_group_complete()
+            self._on_group_complete()
         while self._commit_next(now):
             pass
         while self._plan_next(now):
@@ -437,7 +384,7 @@ class Updates:
         state.unpublished[run.update_id] = run.num_steps
         self._store.release_published()
         self._drop_surplus(update, update.weights_version + 1)
-        self._reports.make(run, opened, num_kept, version_steps, now)
+        self._report(run, opened, num_kept, version_steps, now)
 
     # ------------------------------------------------------------------ planning
 
@@ -482,7 +429,7 @@ class Updates:
             planned_at=now,
         )
         state.runs[update_id] = run
-        self._delivery.begin(run, now)
+        self._deliver(run, now)
         return True
 
     def _drop_surplus(self, update: OpenUpdate, version: int) -> None:
@@ -497,28 +444,141 @@ class Updates:
                 if entry.version < version:
                     self._state.drop(entry, reason)
 
+    # ------------------------------------------------------------------ delivery
 
-class Recovery:
-    """Keeps the updates in flight consistent with the learner group's memory."""
+    def _deliver(self, run: Run, now: float) -> None:
+        """Send the shards of a newly planned update."""
+        for rank in range(run.num_ranks):
+            run.sent_at[rank] = now
+            self._send_shard(run, rank)
 
-    def __init__(self, state: BrokerState) -> None:
-        self._state = state
+    def _train_ready(self, now: float) -> None:
+        """Send TRAIN in the order of updates: while an update may be replanned, so may the next one."""
+        for _, run in sorted(self._state.runs.items()):
+            if not run.is_training:
+                if len(run.ready) < run.num_ranks:
+                    return
+                run.is_training = True
+                for rank in range(run.num_ranks):
+                    run.sent_at[rank] = now
+                    self._send_train(run, rank)
+
+    def _send_shard(self, run: Run, rank: int) -> None:
+        state, peer = self._state, self._state.ranks.get(rank)
+        if peer is None:
+            return
+        shard = run.shards[rank]
+        plan = state.options.incarnation, run.update_id, run.attempt, run.generation
+        rank_steps = sum(item.num_steps for item in shard)
+        state.send(peer, ShardPlan(*plan, len(shard), rank_steps, run.num_steps))
+        for index, (fragment, first, num_steps) in enumerate(shard):
+            message = Shard(*plan, index, fragment, first, num_steps)
+            entry = state.ledger.entries[fragment]
+            is_whole = num_steps == entry.size
+            frames = entry.frames if is_whole else slice_fragment(entry.frames, first, num_steps)
+            state.send(peer, message, tuple(frames))
+
+    def _send_train(self, run: Run, rank: int) -> None:
+        peer = self._state.ranks.get(rank)
+        if peer is not None:
+            message = Train(self._state.options.incarnation, run.update_id, run.attempt, run.generation)
+            self._state.send(peer, message, tuple(pack_ranges(run.ranges)))
+
+    # ------------------------------------------------------------------ reports
+
+    def _report(
+        self, run: Run, opened: OpenedUpdate, num_kept: int, version_steps: Mapping[int, int], now: float
+    ) -> None:
+        """Make and send the report of a committed update.
+
+        Args:
+            run, opened: Plan and request of the update.
+            num_kept: Change in the account's number of trained env steps.
+            version_steps: Number of trained env steps by weights version, of fragments that are known here.
+            now: Time of the commit.
+        """
+        state = self._state
+        accounting = state.ledger.accounting
+        planned_at = now if run.planned_at is None else run.planned_at
+        report = CommitReport(
+            broker_incarnation=state.options.incarnation,
+            min_generation=state.min_generation,
+            update_id=run.update_id,
+            generation=run.generation,
+            num_env_steps=run.num_steps,
+            num_kept_steps=num_kept,
+            num_trained_steps=run.num_trained_steps,
+            trained=accounting.trained,
+            dropped=dict(accounting.dropped),
+            versions=tuple(sorted(version_steps)),
+            version_steps=tuple(version_steps[version] for version in sorted(version_steps)),
+            sampling_s=planned_at - opened.at,
+            training_s=now - planned_at,
+        )
+        reported, state.to_report = state.to_report, []
+        payload = (
+            *pack_ranges(FragmentRange(fragment, 0, size) for fragment, size, _ in reported),
+            join_frames(meta for _, _, meta in reported),
+            join_frames(run.results[rank] for rank in sorted(run.results)),
+            *pack_ranges(state.ledger.take_watermarks()),
+        )
+        state.take_committed()
+        committed, state.committed = state.committed, []
+        kept = state.reports[run.update_id] = KeptReport(report, payload, now, committed)
+        self._send_report(kept, now)
+
+    def _send_reports(self, now: float) -> None:
+        """Send all unconfirmed reports to a driver that registered."""
+        for report in self._state.reports.values():
+            self._send_report(report, now)
+
+    def send_reports_again(self, now: float) -> None:
+        """Repeat the reports that were not confirmed in time."""
+        for report in self._state.reports.values():
+            if now - report.sent_at >= self._state.options.resend_s:
+                self._send_report(report, now)
+
+    def _driver_has(self, next_report: int) -> None:
+        """Discard reports below `next_report`, and let learners forget those updates."""
+        state = self._state
+        confirmed = [update_id for update_id in state.reports if update_id < next_report]
+        for update_id in confirmed:
+            self._let_go(state.reports.pop(update_id))
+            for peer in state.ranks.values():
+                self._confirm(peer, update_id)
+        if confirmed and state.group_is_complete:
+            state.forgetters.clear()
+
+    def _give_up_reports(self) -> None:
+        """Discard all reports after the driver has returned to a checkpoint."""
+        state = self._state
+        for report in state.reports.values():
+            self._let_go(report)
+        state.reports.clear()
+        state.ledger.tell_again()
+
+    def _confirm(self, peer: Peer, update_id: int) -> None:
+        """Send UPDATE_COMMITTED to a rank, with the fragments that runners have forgotten and it may forget."""
+        state = self._state
+        forgotten = pack_ranges(
+            FragmentRange(FragmentId(runner.uuid, runner.incarnation, runner.first_unacked), 0, 0)
+            for uuid in state.forgetters
+            if (runner := state.runners.get(uuid)) is not None
+        )
+        state.send(peer, UpdateCommitted(update_id, state.generation), tuple(forgotten))
+
+    def _send_report(self, report: KeptReport, now: float) -> None:
+        if self._state.driver is not None:
+            report.sent_at = now
+            self._state.send(self._state.driver, report.message, report.payload)
+
+    def _let_go(self, report: KeptReport) -> None:
+        for fragment in report.fragments:
+            self._state.receipts.let_go(fragment)
 
     # ------------------------------------------------------------------ learners' memory
 
-    def learner_joined(
-        self, peer: Peer, trained: list[FragmentRange], training: list[list[FragmentRange]]
-    ) -> None:
-        """Adopt the updates that a registering rank has trained or was told to train."""
-        hello = peer.hello
-        self.note_trained(trained)
-        for update_id, attempt, ranges in zip(
-            hello.training_updates, hello.training_attempts, training, strict=True
-        ):
-            self.adopt(update_id, attempt, ranges)
-        self._state.group_next_update = None  # recomputed once the group is complete
-
-    def note_trained(self, ranges: list[FragmentRange]) -> None:
+    def _note_trained(self, ranges: list[FragmentRange]) -> None:
         """Mark ranges that a learner has trained as done, and release plans that contain them."""
         state = self._state
         for fragment, first, num_steps in ranges:
@@ -528,10 +588,10 @@ class Recovery:
         state.ledger.note_trained(ranges)
         for run in sorted(state.runs.values(), key=lambda run: run.update_id):
             if not run.is_training and any(self._is_done(item) for item in run.ranges):
-                self.release(run.update_id)
+                self._release(run.update_id)
                 return
 
-    def adopt(self, update_id: int, attempt: int, ranges: list[FragmentRange]) -> None:
+    def _adopt(self, update_id: int, attempt: int, ranges: list[FragmentRange]) -> None:
         """Adopt an update that learners train or have trained under another broker's plan."""
         state = self._state
         if state.next_commit is not None and update_id < state.next_commit:
@@ -543,7 +603,7 @@ class Recovery:
                 return
             if run.is_training:
                 return
-            self.release(update_id)
+            self._release(update_id)
         state.ledger.reserve(ranges)
         state.runs[update_id] = Run(
             update_id=update_id,
@@ -556,9 +616,7 @@ class Recovery:
             is_training=True,
         )
 
-    # ------------------------------------------------------------------ a complete group
-
-    def on_group_complete(self) -> None:
+    def _on_group_complete(self) -> None:
         """Release updates that no rank of the complete group trains or has trained, to be planned again.
 
         The ranks of a newly formed group agree on the next update. When a restarted broker meets a running group,
@@ -582,7 +640,7 @@ class Recovery:
             elif not is_same or run.update_id < max(updates) or (run.is_training and run.update_id > begun):
                 if not is_same:
                     self._blame_deaths(run)
-                self.release(run.update_id)
+                self._release(run.update_id)
 
     def _blame_deaths(self, run: Run) -> None:
         """Count a rank's death against the fragments that it was training, and quarantine those above the limit."""
@@ -592,7 +650,7 @@ class Recovery:
         alive = {peer.uuid for peer in state.ranks.values()}
         dead = [rank for rank, uuid in enumerate(run.rank_uuids) if uuid not in alive]
         blamed = [item for rank in dead for item in run.shards[rank]] if run.shards else run.ranges
-        self.release(run.update_id)
+        self._release(run.update_id)
         for fragment in dict.fromkeys(item.fragment for item in blamed):
             entry = state.ledger.entries.get(fragment)
             if entry is None:
@@ -600,10 +658,10 @@ class Recovery:
             entry.deaths += 1
             if entry.deaths >= state.options.death_limit:
                 detail = f"{fragment}: {entry.deaths} learners died with it"
-                self.set_aside(entry.id, "quarantined", detail)
+                self._set_aside(entry.id, "quarantined", detail)
                 state.drop(entry, "quarantined")
 
-    def set_aside(self, fragment: FragmentId, event: str, detail: str) -> None:
+    def _set_aside(self, fragment: FragmentId, event: str, detail: str) -> None:
         """Quarantine an unusable fragment if it is still held, count it against its runner, and notify the driver."""
         state = self._state
         entry, peer = state.ledger.entries.get(fragment), state.runners.get(fragment.runner)
@@ -614,7 +672,7 @@ class Recovery:
         name = entry.runner_name if entry is not None else peer.hello.name if peer is not None else ""
         state.notify(event, "runner", name, detail)
 
-    def release(self, from_update: int = -1) -> None:
+    def _release(self, from_update: int = -1) -> None:
         """Release the steps of updates from `from_update` on. Earlier updates keep theirs."""
         state = self._state
         for update_id in [u for u in state.runs if u >= from_update]:
@@ -625,3 +683,25 @@ class Recovery:
     def _is_done(self, item: FragmentRange) -> bool:
         entry = self._state.ledger.entries.get(item.fragment)
         return entry is None or entry.done > item.first
+
+
+def progress_of(state: BrokerState) -> Progress:
+    """Return what the broker has of the driver, and whether it moves."""
+    next_open = state.next_commit or 0
+    while next_open in state.open:
+        next_open += 1
+    return Progress(
+        next_open,
+        state.connector_version,
+        state.min_generation,
+        num_moves=state.num_moves,
+        patience_s=_patience_s(state),
+    )
+
+
+def _patience_s(state: BrokerState) -> float:
+    """Return how long a peer that works on the next update may make no progress."""
+    if state.next_commit in state.runs:
+        return max((peer.pace_s for peer in state.ranks.values()), default=0.0)
+    at_work = (peer for peer in state.runners.values() if state.leases.num_of_peer(peer.uuid))
+    return max((max(STEP_S, FACTOR * peer.pace_s) for peer in at_work), default=0.0)
