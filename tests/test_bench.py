@@ -45,9 +45,7 @@ def test_memory_is_that_of_all_processes_of_a_side() -> None:
 
 def test_a_side_that_fails_is_named_with_its_error() -> None:
     contender = Contender("mine", Side(failing), Path(sys.executable))
-    with pytest.raises(
-        SystemExit, match=r"(?s)ValueError: no such environment.*mine ended with exit status 1"
-    ):
+    with pytest.raises(SystemExit, match=r"(?s)no such environment.*mine ended"):
         contender.wait_until_ready()
     contender.close()
 

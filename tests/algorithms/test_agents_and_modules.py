@@ -11,11 +11,19 @@ import gymnasium as gym
 import numpy as np
 import pytest
 
-from rlzmq import Columns, ConfigurationError, MultiAgentEnv, PPOConfig, RLModule, RLModuleSpec, register_env
+from rlzmq import (
+    Columns,
+    ConfigurationError,
+    MultiAgentEnv,
+    MultiRLModuleSpec,
+    PPOConfig,
+    RLModule,
+    RLModuleSpec,
+    register_env,
+)
 from rlzmq.cli.train import _config, _parse
-from rlzmq.connectors.common.agent_to_module_mapping import agents_of_modules
 from rlzmq.envs.examples import MultiAgentCartPole
-from tests.support.runs import small
+from tests.support.runs import small, two_agents
 
 
 class Robots(MultiAgentEnv):
@@ -55,32 +63,21 @@ def test_spaces_told_by_methods_alone_train() -> None:
     assert result["learners"].keys() >= {"robot", "boss"}
 
 
-def test_a_mapping_that_draws_tells_the_spaces_of_all_its_modules() -> None:
-    def draws(agent_id: Any, episode: Any, **kwargs: Any) -> str:
-        return agent_id if agent_id == "boss" else random.choice(["one", "two", "three"])
+ONE_OF = ("one", "two", "three")
 
-    config = robots().multi_agent(policies={"boss", "one", "two", "three"}, policy_mapping_fn=draws)
+
+@pytest.mark.parametrize(
+    "draw", [lambda episode: random.choice(ONE_OF), lambda episode: ONE_OF[int(episode.id_) % 3]]
+)
+def test_a_mapping_that_draws_tells_the_spaces_of_all_its_modules(draw: Any) -> None:
+    def draws(agent_id: Any, episode: Any, **kwargs: Any) -> str:
+        return agent_id if agent_id == "boss" else draw(episode)
+
+    config = robots().multi_agent(policies={"boss", *ONE_OF}, policy_mapping_fn=draws)
     specs = config.get_multi_rl_module_spec().rl_module_specs
     assert {mid: spec.observation_space.shape for mid, spec in specs.items()} == {
         "boss": (2,), "one": (4,), "two": (4,), "three": (4,),
     }  # fmt: skip
-
-
-def test_agents_of_modules() -> None:
-    spaces = {"a": 1, "b": 2}
-    assert agents_of_modules(lambda agent, episode: f"of_{agent}", spaces, ["of_a", "of_b"]) == {
-        "of_a": "a", "of_b": "b",
-    }  # fmt: skip
-    # by the episode's id, as in games where players swap sides
-    swaps = agents_of_modules(
-        lambda agent, episode: "x" if int(episode.id_) % 2 == (agent == "a") else "y", spaces, ["x", "y"]
-    )
-    assert swaps.keys() == {"x", "y"}
-    # one that reads what there is not yet: any module may be meant
-    assert agents_of_modules(lambda agent, episode: episode.env_t, spaces, ["x"]) == {"x": "a"}
-    # no agent is mapped to "spare": it has the spaces that all share, if they share them
-    assert agents_of_modules(lambda agent, episode: "x", spaces, ["x", "spare"]) == {"x": "a"}
-    assert agents_of_modules(lambda agent, episode: "x", {"a": 1, "b": 1}, ["x", "spare"])["spare"] == "a"
 
 
 def refusal(config: PPOConfig) -> str:
@@ -161,3 +158,23 @@ def test_a_module_without_parameters_may_also_be_the_only_one() -> None:
         path = algo.save_to_path()
         assert algo.compute_action(np.zeros(4, np.float32)) == 0
         algo.restore_from_path(path)
+
+
+def test_modules_without_parameters_play_beside_one_that_learns(tmp_path: Path) -> None:
+    def draws(agent_id: Any, episode: Any, **kwargs: Any) -> str:
+        return random.choice(["left", "also_left"]) if agent_id else "learned"
+
+    specs = dict.fromkeys(("left", "also_left"), RLModuleSpec(module_class=AlwaysLeft))
+    specs["learned"] = RLModuleSpec()
+    config = two_agents(num_env_runners=1, num_learners=1, evaluation_interval=1, evaluation_duration=2)
+    config.multi_agent(policies=set(specs), policy_mapping_fn=draws, policies_to_train=["learned"])
+    config.rl_module(rl_module_spec=MultiRLModuleSpec(rl_module_specs=specs))
+    with config.build() as algo:
+        result = algo.train()
+        path = algo.save_to_path(tmp_path / "c")
+    assert result["learners"].keys() == {"learned", "__all_modules__"}
+    assert result["evaluation"]["env_runners"]["num_episodes"] == 2
+    with config.build() as algo:
+        algo.restore_from_path(path)
+        assert algo.train()["training_iteration"] == 2
+        assert isinstance(algo.get_module("left"), AlwaysLeft)

@@ -111,55 +111,22 @@ def test_an_action_space_is_trained_or_refused_by_the_algorithms_name(
     assert "rap the environment" in text
 
 
-def torn(directory: Path, actions: gym.Space[Any]) -> None:
-    record(directory, OBSERVATIONS, actions)
-    (path,) = directory.iterdir()
-    path.write_bytes(path.read_bytes()[:-50])
-
-
-def two(directory: Path, first: Any, second: Any) -> None:
-    record(directory, *first)
-    record(directory, *second)
-
-
 WIDER = gym.spaces.Box(-1.0, 1.0, (4,), np.float32)
 DATA: dict[str, tuple[Callable[[Path, Any], None], str]] = {
-    "nothing": (lambda path, actions: None, r"expected shards .* got none\s+Record episodes"),
     "no directory": (lambda path, actions: path.rmdir(), "does not exist. Name the directory"),
-    "other files": (
-        lambda path, actions: (path / "data.csv").touch(),
-        r"expected shards .* got none\s+Record",
-    ),
-    "a torn shard": (torn, "got 1 of which none is usable"),
     "observations of another shape": (
         lambda path, actions: record(path, WIDER, actions),
-        r"column 'obs': expected observations of Box\(-1.0, 1.0, \(3,\), float32\), got Box\(-1.0, 1.0, \(4,\)",
-    ),
-    "observations of another structure": (
-        lambda path, actions: record(path, gym.spaces.Dict({"x": OBSERVATIONS}), actions),
-        r"column 'obs': expected observations of Box.* got Dict\('x'",
-    ),
-    "actions of another shape": (
-        lambda path, actions: record(path, OBSERVATIONS, gym.spaces.Box(-1.0, 1.0, (5,), np.float32)),
-        r"column 'actions': expected actions of .* got Box\(-1.0, 1.0, \(5,\), float32\)\. Set the environment",
+        r"column 'obs': expected .*\(3,\).* got .*\(4,\)",
     ),
     "actions of another kind": (
         lambda path, actions: record(path, OBSERVATIONS, BOX if actions is DISCRETE else DISCRETE),
-        "column 'actions': expected actions of .* got (Box|Discrete)",
+        "column 'actions': expected .* got (Box|Discrete)",
     ),
     "actions out of range": (
         lambda path, actions: record(
             path, OBSERVATIONS, actions, action=7 if actions is DISCRETE else np.full(2, 7.0, np.float32)
         ),
-        "column 'actions': expected actions of .* got values from 7 to 7. (Set|Scale)",
-    ),
-    "two kinds of observations": (
-        lambda path, actions: two(path, (OBSERVATIONS, actions), (WIDER, actions)),
-        r"column 'obs': expected float32 \(3,\) as in .* got float32 \(4,\) in .* into its own directory",
-    ),
-    "two kinds of actions": (
-        lambda path, actions: two(path, (OBSERVATIONS, DISCRETE), (OBSERVATIONS, BOX)),
-        "column 'actions': expected int64 .* as in .* got float32 .* into its own directory",
+        "column 'actions': .* got values from 7 to 7. (Set|Scale)",
     ),
 }
 

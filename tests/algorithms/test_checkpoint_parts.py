@@ -1,11 +1,10 @@
-"""Parts of a run's state: modules out of its checkpoints, components by name, and whose checkpoint it is."""
+"""Parts of a run's state: modules out of its checkpoints, components by name, whose checkpoint it is, kept ones."""
 
 from __future__ import annotations
 
 from pathlib import Path
 from typing import Any
 
-import gymnasium as gym
 import numpy as np
 import pytest
 
@@ -18,10 +17,10 @@ from rlzmq import (
     MultiRLModule,
     PPOConfig,
     RLModule,
-    RLModuleSpec,
     TorchRLModule,
+    latest_checkpoint,
 )
-from rlzmq.core.checkpoint import read_checkpoint, write_checkpoint
+from rlzmq.core import faults
 from rlzmq.modules.default_models.actor_critic import DefaultActorCriticModule
 from tests.support.runs import small as small_run
 from tests.support.runs import two_agents, weights_of
@@ -73,21 +72,6 @@ def test_a_module_comes_out_of_an_algorithms_checkpoint(one_module: Any, two_mod
         RLModule.from_checkpoint(f"{path}/{MODULES}/p7")
     with pytest.raises(CheckpointError, match=r"no modules at 'env_runner', but at 'learner_group"):
         RLModule.from_checkpoint(f"{path}/env_runner")
-
-
-def test_a_checkpoint_without_specs_lends_its_weights(one_module: Any, tmp_path: Path) -> None:
-    path, weights = one_module
-    parts = {name: part for name, part in read_checkpoint(path).items() if name != "modules"}
-    old = str(write_checkpoint(tmp_path / "old", parts, about={"algorithm": "PPO", "config": "PPOConfig"}))
-    with pytest.raises(CheckpointError, match="load_state_path"):
-        RLModule.from_checkpoint(old)
-    spaces = {
-        "observation_space": gym.spaces.Box(-np.inf, np.inf, (4,), np.float32),
-        "action_space": gym.spaces.Discrete(2),
-    }
-    model_config = {"fcnet_hiddens": [8], "vf_share_layers": False}
-    spec = RLModuleSpec(**spaces, model_config=model_config, load_state_path=old)
-    assert same(spec.build().get_state(), weights)
 
 
 def test_the_learner_group_loads_modules(one_module: Any, two_modules: Any) -> None:
@@ -219,6 +203,8 @@ def test_a_config_class_of_ones_own_is_asked_for(tmp_path: Path, monkeypatch: py
 
 
 def test_a_run_that_goes_on_keeps_its_seed(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match="config="):
+        Algorithm.resume(tmp_path)
     config = small().debugging(seed=None)
     with config.build() as algo:
         algo.save_to_path(tmp_path / "checkpoints" / "000000")
@@ -262,3 +248,42 @@ def test_a_checkpoint_without_a_path_says_where_it_is_and_leaves_nothing_when_it
         with pytest.raises(CheckpointError, match="no space left"):
             algo.save_to_path()
         assert list(tmp_path.iterdir()) == before
+
+
+# -- checkpoints that a run writes by itself -----------------------------------------------------------
+
+
+def names(run: Path) -> list[str]:
+    return sorted(path.name for path in (run / "checkpoints").iterdir())
+
+
+def test_the_state_written_is_that_of_its_iteration(tmp_path: Path) -> None:
+    with Algorithm.resume(tmp_path, config=small(checkpoint_every_s=0.0)) as algo:
+        algo.train()
+        at_one = algo.get_module().get_state()
+        algo._async._keeper.wait()
+        algo.train()  # changes weights in place
+    with Algorithm.from_checkpoint(tmp_path / "checkpoints" / "000001") as restored:
+        for name, value in restored.get_module().get_state().items():
+            np.testing.assert_array_equal(value, at_one[name])
+
+
+def test_a_failed_write_is_counted_and_training_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("RLZMQ_FAULT", "checkpoint.boundary:enospc:60")
+    faults.arm("driver")
+    try:
+        with Algorithm.resume(tmp_path, config=small(checkpoint_every_s=0.0)) as algo:
+            for _ in range(3):
+                result = algo.train()
+                algo._async._keeper.wait()
+            result = algo.train()
+    finally:
+        monkeypatch.delenv("RLZMQ_FAULT")
+        faults.arm("driver")
+    assert result["fault_tolerance"]["num_failed_checkpoints"] == 1
+    assert "No space left" in caplog.text
+    assert "000001" in names(tmp_path)
+    assert "000002" not in names(tmp_path)
+    assert latest_checkpoint(tmp_path) is not None

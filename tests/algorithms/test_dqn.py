@@ -28,6 +28,7 @@ from rlzmq.algorithms.dqn.dqn_learner import (
 from rlzmq.algorithms.dqn.dqn_module import NoisyLinear
 from rlzmq.runners.vector_env_runners import SingleAgentEnvRunner
 from tests.support.losses import loss_of, one_layer, set_layer, transitions
+from tests.support.runs import small
 
 STATES = gym.spaces.Box(0.0, 1.0, (3,), np.float32)
 
@@ -328,23 +329,16 @@ class Corridor(gym.Env[Any, Any]):
     ids=["n-step", "noisy atoms", "plain"],
 )
 def test_dqn_learns_to_walk_right_in_600_steps(training: dict[str, Any]) -> None:
-    made: Any = (
-        DQNConfig()
-        .environment(Corridor)
-        .env_runners(rollout_fragment_length=12)
-        .training(
-            lr=5e-3,
-            gamma=0.8,
-            epsilon=0.5,
-            train_batch_size=32,
-            training_intensity=12.0,
-            target_network_update_freq=24,
-            num_steps_sampled_before_learning_starts=48,
-            **training,
-        )
-        .rl_module(model_config={"fcnet_hiddens": [16]})
-        .reporting(min_sample_timesteps_per_iteration=600)
-        .debugging(seed=1)
+    sampling = {"num_envs_per_env_runner": 1, "rollout_fragment_length": 12, "epsilon": 0.5}
+    learning = {"lr": 5e-3, "gamma": 0.8, "train_batch_size": 32, "training_intensity": 12.0}
+    made = small(
+        DQNConfig,
+        Corridor,
+        **{**sampling, **learning, **training},
+        target_network_update_freq=24,
+        num_steps_sampled_before_learning_starts=48,
+        min_sample_timesteps_per_iteration=600,
+        model_config={"fcnet_hiddens": [16]},
     )
     with made.build() as algo:
         algo.train()
@@ -360,9 +354,7 @@ def test_dqn_learns_to_walk_right_in_600_steps(training: dict[str, Any]) -> None
         (lambda c: c.training(replay_buffer_config={"prioritized_replay_alpha": 0.5}), "no such key"),
         (lambda c: c.training(replay_buffer_config={"type": "MultiAgentReplayBuffer"}), "a ReplayBuffer"),
         (lambda c: c.training(replay_buffer_config={"type": "MultiAgentEpisodeReplayBuffer"}), "multi_agent"),
-        (lambda c: c.training(replay_buffer_config={"capacity": 0}), ">= 1, got 0"),
         (lambda c: c.training(replay_buffer_config={"alpha": -1.0}), ">= 0, got -1"),
-        (lambda c: c.training(replay_buffer_config={"metrics_num_episodes_for_smoothing": 0}), ">= 1, got 0"),
         (lambda c: c.training(training_intensity=0.0), "training_intensity"),
         (lambda c: c.training(num_epochs=3), "one gradient step"),
         (lambda c: c.training(minibatch_size=8), "one gradient step"),

@@ -140,13 +140,6 @@ def test_shares_are_those_of_each_roles_own_time() -> None:
     )
 
 
-def test_delivery_limits_an_asynchronous_run_whose_parts_overlap() -> None:
-    overlapping = result(env=4.0, forward=4.0)
-    overlapping["env_runners"] |= {"time_between_sampling": 6.0, "fragment_delivery_timer": 5.5}
-    overlapping["timers"] |= {"learner_thread_in_queue_wait_timer": 6.0}
-    assert judge(overlapping)["stage"] == "transport"
-
-
 @pytest.mark.parametrize(
     ("speeds", "stage"),
     [

@@ -72,11 +72,12 @@ def one_step_episodes(num: int) -> list[SingleAgentEpisode]:
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Four shards of scripted episodes, and one of one-step episodes."""
+    """Four shards of scripted episodes beside a torn one, and one of one-step episodes."""
     path = tmp_path_factory.mktemp("data")
     for seed in range(4):
         write_shard(path / "cartpole", scripted_episodes(5, seed))
     write_shard(path / "one-step", one_step_episodes(256))
+    (path / "cartpole" / "torn.shard").write_bytes(b"torn")
     return path
 
 
@@ -119,7 +120,7 @@ def test_the_policy_that_recorded_the_data_is_cloned(algorithm: str, data: Path)
     assert result["evaluation"]["env_runners"]["episode_return_mean"] > 200
     assert result["accounting"] == {"sampled": 0, "trained": 0, "dropped": {}, "pending": 0}
     assert overall["num_shards"] == 4
-    assert overall["num_shards_skipped"] == 0
+    assert overall["num_shards_skipped"] == 1
     assert overall["num_gradient_updates"] == 20
     if algorithm == "bc":
         assert overall["num_env_steps_trained"] == 20 * 256
@@ -183,17 +184,6 @@ def test_one_learner_process_and_a_resumed_run_train_on_the_same_numbers_as_a_se
         before = trained - result["learners"]["__all_modules__"]["num_env_steps_trained"]
         expected = 1e-2 + (1e-4 - 1e-2) * np.array([before, trained]) / 5000
         assert expected[1] - 1e-9 <= learned["default_optimizer_learning_rate"] <= expected[0] + 1e-9
-
-
-def test_two_ranks_share_the_data_and_evaluate(data: Path) -> None:
-    config = offline("bc", data).learners(num_learners=2)
-    config.evaluation(evaluation_interval=2, evaluation_num_env_runners=1, evaluation_duration=2)
-    with config.build() as algo:
-        for _ in range(2):
-            result = algo.train()
-    assert result["learners"]["__all_modules__"]["num_gradient_updates_lifetime"] == 6
-    assert result["num_env_steps_trained_lifetime"] == 2 * 2 * 3 * 256
-    assert result["evaluation"]["env_runners"]["num_episodes"] == 2
 
 
 def test_without_a_number_of_batches_an_update_is_an_epoch(data: Path) -> None:
@@ -277,9 +267,8 @@ def test_every_way_to_load_cloned_weights_into_appo_sets_its_target_networks(
     with offline("bc", data).build() as algo:
         algo.save_to_path(tmp_path / "checkpoint")
     module = str(tmp_path / "checkpoint/learner_group/learner/rl_module/default_policy")
-    config = APPOConfig().environment("CartPole-v1").training(train_batch_size_per_learner=64)
+    config = small(APPOConfig, train_batch_size_per_learner=64, model_config={"fcnet_hiddens": [32]})
     config.reporting(min_time_s_per_iteration=0)
-    config.env_runners(num_env_runners=0).rl_module(model_config={"fcnet_hiddens": [32]}).debugging(seed=1)
     with config.build() as appo:
         initial = whole(appo)
         appo.restore_from_path(tmp_path / "checkpoint")
@@ -338,14 +327,17 @@ class OneStepEnv(ShortEnv):
 
 
 def sac() -> Any:
-    return (
-        SACConfig()
-        .environment(lambda _: OneStepEnv())
-        .env_runners(num_env_runners=0)
-        .reporting(min_time_s_per_iteration=0, min_sample_timesteps_per_iteration=64)
-        .training(train_batch_size_per_learner=16, num_steps_sampled_before_learning_starts=32)
-        .training(actor_lr=1e-3, critic_lr=1e-3)
-        .rl_module(model_config={"fcnet_hiddens": [32, 32], "fcnet_activation": "relu"})
+    return small(
+        SACConfig,
+        OneStepEnv,
+        num_envs_per_env_runner=1,
+        min_time_s_per_iteration=0,
+        min_sample_timesteps_per_iteration=64,
+        train_batch_size_per_learner=16,
+        num_steps_sampled_before_learning_starts=32,
+        actor_lr=1e-3,
+        critic_lr=1e-3,
+        model_config={"fcnet_hiddens": [32, 32], "fcnet_activation": "relu"},
     )
 
 
@@ -452,10 +444,6 @@ def test_the_counts_of_another_algorithm_are_an_error_that_says_what_to_load(dat
         (lambda config: config.offline_data(input_=None), "config.input_ is None: BCConfig trains on recorded data"),
         (lambda config: config.env_runners(num_env_runners=2), "num_env_runners=2: BCConfig trains on recorded"),
         (
-            lambda config: config.environment("Acrobot-v1").learners(num_learners=1),
-            "column 'obs'"
-        ),
-        (
             lambda config: config.multi_agent(policies={"a", "b"}, policy_mapping_fn=lambda agent, episode: "a"),
             "single-agent environments only",
         ),
@@ -476,20 +464,6 @@ def test_each_learner_needs_an_episode(data: Path) -> None:
     learner = config.learner_class(config=config, module_spec=spec, rank=20, num_ranks=21)
     with pytest.raises(ConfigurationError, match=r"for rank 20 of 21, got 20 episodes .*lower num_learners"):
         learner.build()
-
-
-def test_torn_shards_are_counted_and_never_trained(
-    data: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    (tmp_path / "cartpole").mkdir()
-    for path in open_shards(data / "cartpole").paths:
-        (torn := tmp_path / "cartpole" / path.name).write_bytes(path.read_bytes())
-    torn.write_bytes(torn.read_bytes()[:-100])
-    with offline("bc", tmp_path).build() as algo:
-        overall = algo.train()["learners"]["__all_modules__"]
-    assert overall["num_shards"] == 3
-    assert overall["num_shards_skipped"] == 1
-    assert any(f"skipped {torn}: torn" in record.getMessage() for record in caplog.records)
 
 
 def test_box_actions_must_be_stored_as_the_module_gives_them(tmp_path: Path) -> None:

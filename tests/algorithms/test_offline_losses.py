@@ -168,13 +168,9 @@ def test_settings_without_effect_are_refused(config_class: Any) -> None:
             change(config.copy()).validate()
 
 
-def test_values_that_rlzmq_does_not_have_are_refused_where_they_are_given() -> None:
-    for given in ({"lagrangian": True}, {"n_step": 3}, {"replay_buffer_config": {"capacity": 10}}):
-        with pytest.raises(ConfigurationError, match=next(iter(given))):
-            CQLConfig().training(**given)
+def test_an_expectile_lies_between_0_and_1() -> None:
     with pytest.raises(ConfigurationError, match=r"expectile=1\.0: expected a number between 0 and 1"):
         IQLConfig().environment("Pendulum-v1").offline_data(input_="data").training(expectile=1.0).validate()
-    IQLConfig().training(beta=10.0)
 
 
 def test_bc_is_minus_the_mean_log_likelihood() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from rlzmq import PPO, ClosedError, ConfigurationError, PPOConfig
-from tests.support.runs import ShortEnv, assert_accounted, weights_of
+from tests.support.runs import ShortEnv, assert_accounted, small, weights_of
 
 
 def meet(place: str, side: str) -> None:
@@ -62,23 +62,22 @@ def parallel(processes: tuple[int, int] = (0, 0), training: Any = None, **evalua
         training: The training envs' config.
         evaluating: The evaluation envs' config.
     """
-    num_env_runners, num_learners = processes
-    return (
-        PPOConfig()
-        .environment(Meeting, env_config={**(training or {}), "side": "training"})
-        .env_runners(num_env_runners=num_env_runners)
-        .learners(num_learners=num_learners)
-        .training(train_batch_size_per_learner=40, minibatch_size=20, num_epochs=1)
-        .rl_module(model_config={"fcnet_hiddens": [8]})
-        .fault_tolerance(restart_failed_sub_environments=False)
-        .debugging(seed=3)
-        .evaluation(
-            evaluation_interval=1,
-            evaluation_duration=2,
-            evaluation_parallel_to_training=True,
-            evaluation_num_env_runners=1,
-            evaluation_config={"env_config": {**evaluating, "side": "evaluation"}},
-        )
+    evaluation = {"env_config": {**evaluating, "side": "evaluation"}}
+    return small(  # type: ignore[no-any-return]
+        env=Meeting,
+        env_config={**(training or {}), "side": "training"},
+        num_env_runners=processes[0],
+        num_envs_per_env_runner=1,
+        num_learners=processes[1],
+        train_batch_size_per_learner=40,
+        restart_failed_sub_environments=False,
+        seed=3,
+    ).evaluation(
+        evaluation_interval=1,
+        evaluation_duration=2,
+        evaluation_parallel_to_training=True,
+        evaluation_num_env_runners=1,
+        evaluation_config=evaluation,
     )
 
 
@@ -178,55 +177,40 @@ def test_a_killed_evaluation_runner_is_replaced_within_the_round(
 
 
 @pytest.mark.parametrize("make", [parallel, lambda **kw: auto(parallel(**kw))], ids=["fixed", "auto"])
-def test_a_round_that_fails_fails_its_own_iteration(make: Callable[..., PPOConfig], tmp_path: Path) -> None:
-    async def run() -> None:
-        async with make(processes=(1, 0), fail=mark(tmp_path)).build_async() as algo:
-            before = asyncio.all_tasks()
-            with pytest.raises(Exception, match="the evaluation's own mistake"):
-                await algo.train()
-            assert asyncio.all_tasks() <= before
-            assert algo.iteration == 1
-            result = await algo.train()
-            assert result["evaluation"]["env_runners"]["num_episodes"] >= 2
-            assert result["accounting"]["trained"] >= 80
+async def test_a_round_that_fails_fails_its_own_iteration(
+    make: Callable[..., PPOConfig], tmp_path: Path
+) -> None:
+    async with make(processes=(1, 0), fail=mark(tmp_path)).build_async() as algo:
+        before = asyncio.all_tasks()
+        with pytest.raises(Exception, match="the evaluation's own mistake"):
+            await algo.train()
+        assert asyncio.all_tasks() <= before
+        assert algo.iteration == 1
+        result = await algo.train()
+        assert result["evaluation"]["env_runners"]["num_episodes"] >= 2
+        assert result["accounting"]["trained"] >= 80
 
-    asyncio.run(run())
 
-
-def interrupted(
-    interrupt: Callable[[Any, asyncio.Task[Any]], Awaitable[None]], error: type[BaseException], fifo: str
+@pytest.mark.parametrize("error", [asyncio.CancelledError, ClosedError])
+async def test_an_iteration_that_is_cancelled_or_stopped_leaves_no_round(
+    error: type[BaseException], fifo: str
 ) -> None:
     """The training's runner waits for the test in its first step, while an evaluation goes on; then the interrupt."""
-
-    async def run() -> None:
-        config = auto(parallel((1, 0), {"meet": fifo, "meet_at": 1}))
-        config.training(train_batch_size_per_learner=10_000)  # does not end before the interrupt
-        async with config.build_async() as algo:
-            before = asyncio.all_tasks()
-            task = asyncio.create_task(algo.train())
-            await asyncio.to_thread(meet, fifo, "evaluation")  # the round is under way by then
-            await interrupt(algo, task)
-            with pytest.raises(error):
-                await task
-            assert not any(task.get_name().startswith("evaluation") for task in asyncio.all_tasks() - before)
-            if error is asyncio.CancelledError:
-                assert (await algo.evaluate())["env_runners"]["num_env_steps_sampled"] == 10
-
-    asyncio.run(run())
-
-
-def test_a_cancelled_iteration_leaves_no_round(fifo: str) -> None:
-    async def cancel(algo: Any, task: asyncio.Task[Any]) -> None:
-        task.cancel()
-
-    interrupted(cancel, asyncio.CancelledError, fifo)
-
-
-def test_stop_ends_a_round(fifo: str) -> None:
-    async def stop(algo: Any, task: asyncio.Task[Any]) -> None:
-        await algo.stop()
-
-    interrupted(stop, ClosedError, fifo)
+    config = auto(parallel((1, 0), {"meet": fifo, "meet_at": 1}))
+    config.training(train_batch_size_per_learner=10_000)  # does not end before the interrupt
+    async with config.build_async() as algo:
+        before = asyncio.all_tasks()
+        task = asyncio.create_task(algo.train())
+        await asyncio.to_thread(meet, fifo, "evaluation")  # the round is under way by then
+        if error is ClosedError:
+            await algo.stop()
+        else:
+            task.cancel()
+        with pytest.raises(error):
+            await task
+        assert not any(task.get_name().startswith("evaluation") for task in asyncio.all_tasks() - before)
+        if error is asyncio.CancelledError:
+            assert (await algo.evaluate())["env_runners"]["num_env_steps_sampled"] == 10
 
 
 def log_ends(*, metrics_logger: Any, **kwargs: Any) -> None:

@@ -8,12 +8,10 @@ from typing import Any, ClassVar
 import gymnasium as gym
 import numpy as np
 import pytest
-import torch
 
 from rlzmq import (
     PPO,
     CheckpointError,
-    Columns,
     ConnectorV2,
     DQNConfig,
     FrameStackingEnvToModule,
@@ -24,26 +22,15 @@ from rlzmq import (
     PrevActionsPrevRewards,
     RLModuleSpec,
     SingleAgentEnvRunner,
-    TorchRLModule,
-    ValueFunctionAPI,
 )
 from rlzmq.envs.examples import MultiAgentCartPole, StatelessCartPole
+from rlzmq.modules.default_models.actor_critic import DefaultActorCriticModule
 from tests.support.runs import small as small_run
 from tests.support.runs import two_agents
 
 
-class FullyConnected(TorchRLModule, ValueFunctionAPI):
+class OwnModule(DefaultActorCriticModule):
     """A module of a user's."""
-
-    def setup(self) -> None:
-        self.pi, self.vf = torch.nn.Linear(4, 2), torch.nn.Linear(4, 1)
-
-    def _forward(self, batch: dict[str, Any], **kwargs: Any) -> dict[str, Any]:
-        return {Columns.ACTION_DIST_INPUTS: self.pi(batch[Columns.OBS])}
-
-    def compute_values(self, batch: dict[str, Any], embeddings: Any = None) -> torch.Tensor:
-        values: torch.Tensor = self.vf(batch[Columns.OBS]).squeeze(-1)
-        return values
 
 
 class Watcher(ConnectorV2):
@@ -252,23 +239,23 @@ def test_module_classes_that_a_foreign_checkpoint_names_are_asked_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config = small().rl_module(
-        rl_module_spec=MultiRLModuleSpec({"default_policy": RLModuleSpec(module_class=FullyConnected)})
+        rl_module_spec=MultiRLModuleSpec({"default_policy": RLModuleSpec(module_class=OwnModule)})
     )
     config.rl_module(model_config={})
     with config.build() as algo:
         path = algo.save_to_path(tmp_path / "c")
-    assert isinstance(Policy.load(path).acting_module()[1], FullyConnected)
+    assert isinstance(Policy.load(path).acting_module()[1], OwnModule)
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "somebody"))
-    with pytest.raises(CheckpointError, match=r"module_class.*FullyConnected(.|\n)*trust=\['test_"):
+    with pytest.raises(CheckpointError, match=r"module_class.*OwnModule(.|\n)*trust=\['test_"):
         Policy.load(path)
     handed: list[dict[str, Any]] = [
         {"config": config},
         {"trust": [__name__]},
-        {"module_class": FullyConnected},
+        {"module_class": OwnModule},
     ]
     for options in handed:
         policy = Policy.load(path, **options)
-        assert isinstance(policy.acting_module()[1], FullyConnected)
+        assert isinstance(policy.acting_module()[1], OwnModule)
         assert policy.compute_action(np.ones(4)) in (0, 1)
 
 

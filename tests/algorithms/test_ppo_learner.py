@@ -1,4 +1,4 @@
-"""PPO: the loss against the paper's formula, its coefficients over updates, and that it learns."""
+"""PPO: the loss against the paper's formula, its coefficients over updates; IMPALA's and APPO's losses by hand."""
 
 from __future__ import annotations
 
@@ -10,13 +10,16 @@ import numpy as np
 import pytest
 import torch
 
-from rlzmq import PPOConfig
+from rlzmq import APPOConfig, IMPALAConfig, PPOConfig
+from rlzmq.algorithms.appo.appo_learner import appo_policy_terms
+from rlzmq.algorithms.impala.impala_learner import impala_loss_terms
 from rlzmq.algorithms.ppo import ppo_learner as ppo_learner_module
-from rlzmq.algorithms.ppo.ppo_learner import PPOLearner, PPOLossSettings, ppo_loss
+from rlzmq.algorithms.ppo.ppo_learner import PPOLearner, PPOLossSettings, adapted_kl_coeff, ppo_loss
 from rlzmq.episodes.columns import Columns
 from tests.learners.cases import (
+    ACTION_SPACE,
+    OBSERVATION_SPACE,
     episode_batch,
-    linear_spec,
     ppo_config,
     ppo_learner,
 )
@@ -113,13 +116,6 @@ def test_an_update_ends_with_the_epoch_that_moves_the_policy_too_far() -> None:
 
 
 def test_advantages_are_standardized_over_a_minibatch_if_asked_for() -> None:
-    weights = []
-    for kind in ("real_steps", "minibatch"):
-        learner = ppo_learner(ppo_config(minibatch_size=None, num_epochs=2, standardize_advantages=kind))
-        learner.update(episodes=episode_batch(40, 24))
-        weights.append(learner.get_state("rl_module")["rl_module"]["default_policy"])
-    for name, value in weights[0].items():  # with one minibatch both are the same
-        np.testing.assert_allclose(value, weights[1][name], atol=1e-5)
     learner = ppo_learner(ppo_config(minibatch_size=16, num_epochs=1, standardize_advantages="minibatch"))
     seen = []
     original = ppo_learner_module.ppo_loss
@@ -135,19 +131,6 @@ def test_advantages_are_standardized_over_a_minibatch_if_asked_for() -> None:
     for advantages in seen:
         assert float(advantages.mean()) == pytest.approx(0.0, abs=1e-5)
         assert float(advantages.std(correction=0)) == pytest.approx(1.0, abs=1e-4)
-
-
-def test_a_values_change_is_bounded_if_asked_for() -> None:
-    def moved(**training: Any) -> float:
-        config = ppo_config(minibatch_size=None, num_epochs=30, lr=0.02, use_kl_loss=False, **training)
-        learner = ppo_learner(config)
-        rows = learner._builder.of_episodes(episode_batch(40, 24)).columns["default_policy"]
-        module: Any = learner.module["default_policy"]
-        before = module.compute_values(rows).detach()
-        learner.update(episodes=episode_batch(40, 24))
-        return float((module.compute_values(rows).detach() - before).abs().mean())
-
-    assert moved(vf_clip_change=0.05) < 0.3 * moved()
 
 
 def test_value_errors_are_not_clipped_by_default_and_clipped_rows_are_counted() -> None:
@@ -232,14 +215,74 @@ def test_nan_is_not_hidden(name: str) -> None:
     assert math.isnan(ppo_loss(settings=PLAIN, **given).loss.detach())
 
 
-def test_a_module_without_values_is_refused_with_the_way_out() -> None:
-    learner = PPOLearner(config=ppo_config(), module_spec=linear_spec())
-    with pytest.raises(TypeError, match=r"class LinearModule\(TorchRLModule, ValueFunctionAPI\)"):
-        learner.build()
+# -- IMPALA and APPO -----------------------------------------------------------------------------------
 
 
-def test_a_missing_model_output_is_named() -> None:
-    learner = ppo_learner()
-    learner.module["default_policy"]._forward_train = lambda batch: {}
-    with pytest.raises(ValueError, match="action_dist_inputs"):
-        learner.update(batch=ppo_batch())
+def test_impala_terms() -> None:
+    terms = impala_loss_terms(
+        logp_B=torch.tensor([-1.0, -2.0, -9.0]),
+        advantages_B=torch.tensor([3.0, -1.0, 9.0]),
+        values_B=torch.tensor([1.0, 2.0, 9.0]),
+        value_targets_B=torch.tensor([3.0, 1.0, 0.0]),
+        entropy_B=torch.tensor([0.5, 0.25, 9.0]),
+        mask_B=torch.tensor([True, True, False]),
+    )
+    assert float(terms.policy_loss) == pytest.approx(-(-1.0 * 3.0 + -2.0 * -1.0))  # 1
+    assert float(terms.value_loss) == pytest.approx(0.5 * (4.0 + 1.0))
+    assert float(terms.entropy) == pytest.approx(0.75)
+    assert int(terms.num_rows) == 2
+
+
+def test_appo_clips_against_the_target_policy() -> None:
+    # rows: π/π̄ = 2 with A > 0 is clipped to 1.4; 0.5 with A < 0 to 0.6; 1 is left; masked
+    probabilities = {"logp": [0.8, 0.2, 0.5, 0.1], "target": [0.4, 0.4, 0.5, 0.9]}
+    logs = {name: torch.tensor([math.log(p) for p in values]) for name, values in probabilities.items()}
+    terms = appo_policy_terms(
+        logp_B=logs["logp"],
+        target_logp_B=logs["target"],
+        behavior_logp_B=logs["target"],
+        advantages_B=torch.tensor([1.0, -1.0, 2.0, 100.0]),
+        clip_param=0.4,
+        mask_B=torch.tensor([True, True, True, False]),
+    )
+    assert float(terms.policy_loss) == pytest.approx(-(1.4 - 0.6 + 2.0) / 3)
+    assert float(terms.mean_is) == pytest.approx(1.0)
+    assert float(terms.var_is) == pytest.approx(0.0)
+
+
+def test_appo_bounds_the_ratio_of_sampling_and_target_policy() -> None:
+    # μ/π̄ = 4 counts as 2, so the ratio is 2 · π/μ = 2 · 0.25 = 0.5
+    terms = appo_policy_terms(
+        logp_B=torch.log(torch.tensor([0.2])),
+        target_logp_B=torch.log(torch.tensor([0.2])),
+        behavior_logp_B=torch.log(torch.tensor([0.8])),
+        advantages_B=torch.tensor([1.0]),
+        clip_param=0.4,
+    )
+    assert float(terms.policy_loss) == pytest.approx(-0.5)
+    assert float(terms.mean_is) == pytest.approx(2.0)
+
+
+def test_the_kl_coefficient_adapts_around_its_target() -> None:
+    assert adapted_kl_coeff(1.0, 0.03, 0.01) == 1.5
+    assert adapted_kl_coeff(1.0, 0.004, 0.01) == 0.5
+    assert adapted_kl_coeff(1.0, 0.012, 0.01) == 1.0
+    assert adapted_kl_coeff(1.0, float("inf"), 0.01) == 1.0
+    assert adapted_kl_coeff(1.0, float("nan"), 0.01) == 1.0
+
+
+@pytest.mark.parametrize("config_class", [IMPALAConfig, APPOConfig])
+def test_a_prepared_batch_trains_as_its_episodes_do(config_class: Any) -> None:
+    weights = []
+    for is_prepared in (False, True):
+        config = config_class().environment(observation_space=OBSERVATION_SPACE, action_space=ACTION_SPACE)
+        config.debugging(seed=0).training(train_batch_size_per_learner=30)
+        if config_class is APPOConfig:
+            config.training(use_circular_buffer=False)
+        learner = config.build_learner()
+        data = episode_batch(10, 10, 10)
+        learner.update(**{"batch": learner.prepare(data)} if is_prepared else {"episodes": data})
+        parameters = learner.module["default_policy"].parameters()
+        weights.append(np.concatenate([parameter.detach().numpy().ravel() for parameter in parameters]))
+    # tanh differs in the last bits without a graph, and Adam makes small gradients large
+    np.testing.assert_allclose(*weights, atol=1e-5)

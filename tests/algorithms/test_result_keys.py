@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
-from rlzmq import PPOConfig
 from rlzmq.algorithms.registry import ALGORITHMS, get_config_class
+from tests.learners.all_algorithms import record_pendulum
 
 _KEPT = Path(__file__).with_name("result_keys.json")
 _WRITES = os.environ.get("RESULT_KEYS") == "write"
@@ -22,14 +22,7 @@ _WRITES = os.environ.get("RESULT_KEYS") == "write"
 
 @pytest.fixture(scope="module")
 def recorded(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """Two batches of Pendulum, played by an untrained policy."""
-    path = tmp_path_factory.mktemp("recorded")
-    config = PPOConfig().environment("Pendulum-v1").env_runners(num_env_runners=0, num_envs_per_env_runner=4)
-    config.training(train_batch_size_per_learner=400, num_epochs=1).offline_data(output=str(path))
-    with config.debugging(seed=1).build() as algo:
-        for _ in range(2):
-            algo.train()
-    return str(path)
+    return str(record_pendulum(tmp_path_factory.mktemp("recorded")))
 
 
 def paths(tree: Any, prefix: str = "") -> Iterator[str]:

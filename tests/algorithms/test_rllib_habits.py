@@ -131,17 +131,6 @@ def test_training_takes_what_learners_takes() -> None:
     assert not config.add_default_connectors_to_learner_pipeline
 
 
-def test_an_algorithms_setup_may_be_overridden() -> None:
-    class WithMore(PPO):
-        def setup(self, config: Any) -> None:
-            super().setup(config)
-            self.num_learners = self.learner_group.foreach_learner(lambda learner: learner.config.lr)
-
-    with PPOConfig(algo_class=WithMore).environment("CartPole-v1").training(lr=0.25).build() as algo:
-        assert isinstance(algo, WithMore)
-        assert list(algo.num_learners) == [0.25]
-
-
 def test_callbacks_keep_numbers_in_the_algorithms_counters_and_checkpoints_hold_them(tmp_path: Path) -> None:
     class NextTask(RLlibCallback):
         def on_algorithm_init(self, *, algorithm: Any, **kwargs: Any) -> None:
@@ -160,14 +149,6 @@ def test_callbacks_keep_numbers_in_the_algorithms_counters_and_checkpoints_hold_
         other._counters["mine"] = 1
         other.restore_from_path(path)
         assert other._counters == {"task": 4, "changes": 1}
-
-
-def test_a_method_that_only_rllib_calls_is_warned_about(caplog: pytest.LogCaptureFixture) -> None:
-    type("Cleans", (PPO,), {"cleanup": lambda self: None})
-    assert [record.getMessage() for record in caplog.records] == [
-        "Cleans.cleanup: no run calls this method of RLlib's; instead: override stop(), or use the callback "
-        "on_algorithm_end."
-    ]
 
 
 class MasksActions(DefaultPPOTorchRLModule):
@@ -341,3 +322,65 @@ def test_what_rllibs_scripts_call_on_an_algorithm() -> None:
         encoder = algo.get_module().encoder
         assert encoder.actor_encoder is not encoder.critic_encoder
         assert type(algo).default_resource_request(config) == {"cpu": 1.0}
+
+
+class ByHand(PPO):
+    """A training step in RLlib's form."""
+
+    def training_step(self) -> None:
+        with self.metrics.log_time((names.TIMERS, names.ENV_RUNNER_SAMPLING_TIMER)):
+            sampled = self.env_runner_group.foreach_env_runner(
+                lambda env_runner: (env_runner.sample(num_episodes=2), env_runner.get_metrics()),
+                local_env_runner=self.env_runner_group.num_remote_workers() <= 0,
+            )
+        episodes = [episode for of_runner, _ in sampled for episode in of_runner]
+        self.metrics.aggregate([metrics for _, metrics in sampled], key=names.ENV_RUNNER_RESULTS)
+        num_steps = sum(map(len, episodes))
+        self.metrics.log_value("sampled_mean_win100", num_steps, reduce="mean", window=100)
+        self.metrics.log_value("sampled_ema", num_steps, ema_coeff=0.1)
+        with self.metrics.log_time((names.TIMERS, names.LEARNER_UPDATE_TIMER)):
+            results = self.learner_group.update(episodes=episodes, timesteps=timesteps_of(self))
+        self.metrics.aggregate(results, key=names.LEARNER_RESULTS)
+        with self.metrics.log_time((names.TIMERS, names.SYNCH_WORKER_WEIGHTS_TIMER)):
+            self.env_runner_group.sync_weights(
+                from_worker_or_learner_group=self.learner_group, inference_only=True
+            )
+
+
+def timesteps_of(algo: Any) -> dict[str, Any]:
+    name = names.NUM_ENV_STEPS_SAMPLED_LIFETIME
+    return {name: algo.metrics.peek((names.ENV_RUNNER_RESULTS, name))}
+
+
+def test_a_training_step_in_rllibs_form_counts_as_the_built_in_one() -> None:
+    sampling = {"num_env_runners": 2, "num_envs_per_env_runner": 1, "batch_mode": "complete_episodes"}
+    config = small(num_learners=1, **sampling)
+    config.algo_class = ByHand
+    with config.build_algo() as algo:
+        for iteration in (1, 2):
+            result = algo.train()
+            env_runners, learners = result["env_runners"], result["learners"]["__all_modules__"]
+            assert (env_runners["num_episodes"], env_runners["num_episodes_lifetime"]) == (4, 4 * iteration)
+            assert env_runners["num_env_steps_sampled"] == learners["num_env_steps_trained"] > 0
+            assert result["num_env_steps_trained_lifetime"] == result["num_env_steps_sampled_lifetime"]
+            assert result["accounting"]["sampled"] == result["accounting"]["trained"]
+            assert result["timers"]["synch_weights"] > 0.0
+            assert result["sampled_mean_win100"] >= 4
+        ask: dict[str, Any] = {"worker_set": algo.env_runner_group, "_uses_new_env_runners": True}
+        assert len(rlzmq.synchronous_parallel_sample(**ask, concat=False)) == 2
+        episodes, metrics = rlzmq.synchronous_parallel_sample(
+            **ask, max_env_steps=64, sample_timeout_s=60.0, _return_metrics=True
+        )
+        algo.metrics.aggregate(metrics, key=names.ENV_RUNNER_RESULTS)
+        passes = {"num_epochs": 2, "minibatch_size": 16, "shuffle_batch_per_epoch": True}
+        updated = algo.learner_group.update(episodes=list(episodes), timesteps=timesteps_of(algo), **passes)
+        algo.env_runner_group.sync_weights(
+            from_worker_or_learner_group=algo.learner_group,
+            policies=set(updated[0]) - {"__all_modules__"},
+            inference_only=True,
+        )
+        (num_steps,) = timesteps_of(algo).values()
+        algo.env_runner_group.sync_env_runner_states(config=algo.config, env_steps_sampled=num_steps)
+        weights = algo.learner_group.get_weights()["default_policy"]
+        for acting in algo.env_runner_group.foreach_env_runner(lambda runner: runner.module.get_state()):
+            np.testing.assert_equal(acting, {name: weights[name] for name in acting})

@@ -14,7 +14,7 @@ from rlzmq import Columns, ConfigurationError, CQLConfig, SACConfig, TQCConfig
 from rlzmq.algorithms.sac.sac_learner import critic_loss, critic_stats
 from rlzmq.algorithms.tqc.tqc_learner import quantile_critic_loss, quantile_targets
 from tests.support.losses import STATES, loss_of, one_layer, set_layer, transitions
-from tests.support.runs import ShortEnv
+from tests.support.runs import ShortEnv, small
 
 BOX = gym.spaces.Box(-2.0, 2.0, (2,), np.float32)
 
@@ -51,22 +51,6 @@ def test_each_critics_rows_are_weighted_and_squared_errors_count_in_full() -> No
     )
     assert losses.tolist() == [(4.0 + 1.0) / 2, (1.0 + 16.0) / 2]
     assert td_errors.tolist() == [1.5, 2.5]
-
-
-def test_log_probabilities_of_squashed_actions() -> None:
-    module: Any = config().build_learner().module["default_policy"]
-    loc, log_std = [0.5, -1.0], [0.0, math.log(0.5)]
-    dist = module.get_train_action_dist_cls().from_logits(torch.tensor([[*loc, *log_std]]))
-    raw = [0.25, -0.5]  # before tanh
-    density = 1.0
-    for x, mean, log_sigma in zip(raw, loc, log_std, strict=True):
-        sigma = math.exp(log_sigma)
-        normal = math.exp(-0.5 * ((x - mean) / sigma) ** 2) / (sigma * math.sqrt(2.0 * math.pi))
-        density *= normal / (1.0 - math.tanh(x) ** 2)
-    assert float(dist.logp(torch.tensor([[math.tanh(x) for x in raw]]))) == pytest.approx(
-        math.log(density), rel=1e-4
-    )
-    assert dist.to_deterministic().sample()[0].tolist() == pytest.approx([math.tanh(x) for x in loc])
 
 
 @pytest.mark.parametrize("is_over", [False, True])
@@ -195,18 +179,21 @@ class Reach(ShortEnv):
 
 
 def test_sac_learns_where_to_reach_in_300_steps() -> None:
-    made: Any = (
-        SACConfig()
-        .environment(Reach)
-        .env_runners(rollout_fragment_length=4)
-        .training(
-            train_batch_size=32, actor_lr=3e-3, critic_lr=1e-2, alpha_lr=1e-2, initial_alpha=0.1,
-            training_intensity=24.0, num_steps_sampled_before_learning_starts=64, td_error_loss_fn="huber",
-        )
-        .rl_module(model_config={"fcnet_hiddens": [32], "fcnet_activation": "relu"})
-        .reporting(min_sample_timesteps_per_iteration=300, min_time_s_per_iteration=0)
-        .debugging(seed=1)
-    )  # fmt: skip
+    rates = {"actor_lr": 3e-3, "critic_lr": 1e-2, "alpha_lr": 1e-2, "initial_alpha": 0.1}
+    made = small(
+        SACConfig,
+        Reach,
+        num_envs_per_env_runner=1,
+        rollout_fragment_length=4,
+        train_batch_size=32,
+        training_intensity=24.0,
+        num_steps_sampled_before_learning_starts=64,
+        td_error_loss_fn="huber",
+        model_config={"fcnet_hiddens": [32], "fcnet_activation": "relu"},
+        min_sample_timesteps_per_iteration=300,
+        min_time_s_per_iteration=0,
+        **rates,
+    )
     with made.build() as algo:
         algo.train()
         module: Any = algo.get_module()

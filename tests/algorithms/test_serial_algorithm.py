@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import asyncio
 import math
 from pathlib import Path
 from typing import Any
 
-import gymnasium as gym
 import numpy as np
 import pytest
 
-from rlzmq import PPO, Algorithm, CheckpointError, ClosedError, RLlibCallback, register_env
-from rlzmq.algorithms.checkpoints import read_algorithm, write_algorithm
+from rlzmq import PPO, CheckpointError, ClosedError, RLlibCallback
 from rlzmq.runners.episode_metrics import HOW_TO_LIMIT
 from rlzmq.telemetry.view import summary_line
 from tests.support.runs import ShortEnv, assert_accounted, weights_of
@@ -22,14 +19,6 @@ from tests.support.runs import small as small_run
 def small(seed: int = 1, env: Any = "CartPole-v1") -> Any:
     sizes = {"num_envs_per_env_runner": 4, "train_batch_size_per_learner": 200, "minibatch_size": 50}
     return small_run(env=env, seed=seed, num_epochs=2, lr=1e-3, **sizes)
-
-
-def test_training_inside_a_running_event_loop() -> None:
-    async def cell() -> int:
-        with small().build() as algo:
-            return int(algo.train()["training_iteration"])
-
-    assert asyncio.run(cell()) == 1
 
 
 async def test_the_async_face_gives_the_same_weights() -> None:
@@ -42,24 +31,6 @@ async def test_the_async_face_gives_the_same_weights() -> None:
         algo.train()
         algo.train()
         np.testing.assert_equal(asynchronous, weights_of(algo))
-
-
-def test_a_checkpoint_brings_back_weights_optimizer_and_counters(tmp_path: Path) -> None:
-    with small().build() as algo:
-        for _ in range(2):
-            algo.train()
-        path = algo.save_to_path(tmp_path / "c")
-        saved = weights_of(algo)
-    with PPO.from_checkpoint(path) as restored:
-        np.testing.assert_equal(weights_of(restored), saved)
-        assert restored.iteration == 2
-        assert restored.config.lr == 1e-3
-        assert restored.train()["training_iteration"] == 3
-    with Algorithm.from_checkpoint(path) as generic:
-        assert isinstance(generic, PPO)
-    with small(seed=9).build() as other:
-        other.restore_from_path(path)
-        np.testing.assert_equal(weights_of(other), saved)
 
 
 def test_a_torn_checkpoint_changes_nothing(tmp_path: Path) -> None:
@@ -84,46 +55,10 @@ def test_code_in_a_checkpoints_config_is_asked_for(tmp_path: Path) -> None:
     PPO.from_checkpoint(path, callbacks_hooks={}).stop()
 
 
-def test_an_env_config_comes_out_of_a_checkpoint_as_it_was(tmp_path: Path) -> None:
-    seen: list[dict[str, Any]] = []
-
-    def creator(context: Any) -> Any:
-        seen.append(dict(context))
-        return gym.make("CartPole-v1")
-
-    register_env("config-watcher", creator)
-    env_config = {"size": (3, 4), "map": {1: "a"}, "set": {1, 2}, "user": "@bob"}
-    with small(env="config-watcher").environment(env_config=env_config).build() as algo:
-        path = algo.save_to_path(tmp_path / "c")
-    seen.clear()
-    PPO.from_checkpoint(path).stop()
-    assert seen
-    assert all(given == env_config for given in seen)
-    path = write_algorithm(
-        tmp_path / "d", algo, small().environment(env_config={"it": object()}), read_algorithm(path).state
-    )
-    with pytest.raises(CheckpointError, match=r"env_config(.|\n)*env_config=…"):
-        PPO.from_checkpoint(path)
-
-
 def log_ends(*, episode: Any, metrics_logger: Any, **kwargs: Any) -> None:
     metrics_logger.log_value("ends", 1, reduce="sum")
     metrics_logger.log_value("all_ends", 1, reduce="lifetime_sum")
     metrics_logger.log_value("lengths", len(episode), reduce="item_series")
-
-
-def test_the_last_evaluation_is_in_every_result_until_the_next_one() -> None:
-    rounds = iter(range(1, 9))
-
-    def evaluate(algorithm: Any, eval_env_runner_group: Any) -> Any:
-        return {"env_runners": {"mine": next(rounds)}}, 3, 3
-
-    config = small().evaluation(evaluation_interval=2, custom_evaluation_function=evaluate)
-    with config.build() as algo:
-        results = [algo.train() for _ in range(5)]
-    seen = [result.get("evaluation", {}).get("env_runners") for result in results]
-    assert seen == [None, {"mine": 1}, {"mine": 1}, {"mine": 2}, {"mine": 2}]
-    assert results[2]["evaluation"] is not results[1]["evaluation"]
 
 
 def test_evaluation_counts_apart_and_is_greedy_by_request() -> None:
@@ -228,18 +163,6 @@ def test_what_callbacks_log_under_evaluation_joins_the_evaluation() -> None:
         evaluation = algo.train()["evaluation"]
     assert evaluation["mine"] == evaluation["env_runners"]["episode_len_mean"] > 0
     assert evaluation["env_runners"]["mine"] == 2.0
-
-
-def test_results_are_handed_to_log_result_after_the_callbacks() -> None:
-    class Logged(PPO):
-        def log_result(self, result: dict[str, Any]) -> None:
-            seen.append((result["extra"], self.iteration))
-
-    seen: list[Any] = []
-    config = small().callbacks(on_train_result=lambda *, result, **kwargs: result.update(extra=5))
-    with Logged(config) as algo:
-        algo.train()
-    assert seen == [(5, 1)]
 
 
 class Endless(ShortEnv):

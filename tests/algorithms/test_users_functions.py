@@ -13,26 +13,20 @@ from rlzmq import (
     ConfigurationError,
     ConnectorV2,
     PPOConfig,
-    PPOLearner,
     RLlibCallback,
     RLModuleSpec,
-    SingleAgentObservationPreprocessor,
     TorchRLModule,
     ValueFunctionAPI,
     tune,
 )
-from rlzmq.driver.process_config import NewRules, config_for_runners
-from rlzmq.envs.examples import MultiAgentCartPole
+from rlzmq.driver.process_config import config_for_runners
 from tests.support.runs import small as small_run
+from tests.support.runs import two_agents
 
 
 def small(**multi_agent: Any) -> Any:
-    config = PPOConfig().environment("CartPole-v1").env_runners(num_env_runners=0).learners(num_learners=0)
-    config.training(train_batch_size_per_learner=20, minibatch_size=20, num_epochs=1).debugging(seed=1)
-    if multi_agent:
-        config.environment(MultiAgentCartPole, env_config={"num_agents": 2})
-        config.multi_agent(policies={"p0", "p1"}, **multi_agent)
-    return config
+    config = (two_agents if multi_agent else small_run)(train_batch_size_per_learner=20, minibatch_size=20)
+    return config.multi_agent(**multi_agent)
 
 
 class OldStack(Callback):
@@ -43,16 +37,6 @@ class OldStack(Callback):
 class NoKeywords(ConnectorV2):
     def __call__(self, batch: Any, episodes: Any) -> Any:  # type: ignore[override]
         return batch
-
-
-class NoEpisode(SingleAgentObservationPreprocessor):
-    def preprocess(self, observation: Any) -> Any:  # type: ignore[override]
-        return observation
-
-
-class NoFwdOut(PPOLearner):
-    def compute_loss_for_module(self, *, module_id: Any, config: Any, batch: Any) -> Any:  # type: ignore[override]
-        return None
 
 
 class NoBatch(TorchRLModule, ValueFunctionAPI):
@@ -69,13 +53,6 @@ def of_one(agent_id: Any) -> str:
 
 MADE: dict[str, tuple[Any, str, str]] = {
     "mapping": (lambda: small(policy_mapping_fn=of_one).build(), "config.policy_mapping_fn", "of_one("),
-    "policies_to_train": (
-        lambda: small(
-            policy_mapping_fn=lambda agent_id, *_, **__: "p0", policies_to_train=lambda module_id: True
-        ).build(),
-        "config.policies_to_train",
-        "(module_id)",
-    ),
     "evaluation": (
         lambda: small().evaluation(custom_evaluation_function=lambda algorithm: {}).build(),
         "config.custom_evaluation_function",
@@ -86,40 +63,13 @@ MADE: dict[str, tuple[Any, str, str]] = {
         "callbacks(OldStack)",
         "OldStack.on_episode_end(",
     ),
-    "callback function": (
-        lambda: small().callbacks(on_train_result=lambda result: None),
-        "callbacks(on_train_result=…)",
-        "(result)",
-    ),
     "connector": (NoKeywords, "NoKeywords.__call__", "NoKeywords.__call__("),
-    "preprocessor": (
-        lambda: small().env_runners(env_to_module_connector=lambda env, spaces, device: NoEpisode()).build(),
-        "NoEpisode.preprocess",
-        "NoEpisode.preprocess(",
-    ),
-    "loss": (
-        lambda: small().training(learner_class=NoFwdOut).build(),
-        "NoFwdOut.compute_loss_for_module",
-        "NoFwdOut.compute_loss_for_module(",
-    ),
     "module": (
         lambda: small().rl_module(rl_module_spec=RLModuleSpec(module_class=NoBatch)).build(),
         "NoBatch._forward",
         "NoBatch._forward(",
     ),
-    "stop": (
-        lambda: tune.Tuner(
-            "PPO", param_space=small(), run_config=tune.RunConfig(stop=lambda result: True)
-        ).fit(),
-        "RunConfig(stop=…)",
-        "(result)",
-    ),
     "trainable": (lambda: tune.Tuner(lambda: None), "Tuner(trainable)", "()"),
-    "new rule of what is trained": (
-        lambda: NewRules(to_train=of_one),
-        "new_should_module_be_updated",
-        "of_one(",
-    ),
 }
 
 

@@ -92,15 +92,6 @@ def test_work_that_does_not_end_is_interrupted(interrupt: Interrupt) -> None:
         signal.sigtimedwait([], 10.0)
 
 
-def test_the_orderly_end_itself_is_not_interrupted(clock: Clock, interrupt: Interrupt) -> None:
-    signal.raise_signal(signal.SIGTERM)
-    with interrupt.shielded():
-        assert signal.getitimer(signal.ITIMER_REAL)[0] == 0.0
-        for _ in range(5):
-            clock.now += 1.0
-            signal.raise_signal(signal.SIGINT)
-
-
 WORDS, WAITS = "resume it so", "with i.shielded(0.05): time.sleep(60)"
 STARTED = "i.ends_at_once = False; i.last_words = 'resume it so' + chr(10)"
 

@@ -1,14 +1,23 @@
-"""doctor, check-env, inspect, replay, top: what they print and how they end."""
+"""doctor, check-env, inspect, replay, top, stacks: what they print and how they end, top on a terminal too."""
 
 from __future__ import annotations
 
+import fcntl
 import math
 import os
+import pty
 import re
+import select
 import shlex
+import shutil
+import signal
 import socket
+import struct
 import subprocess
 import sys
+import termios
+import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -19,12 +28,15 @@ import pytest
 from rlzmq import ConfigurationError, PPOConfig
 from rlzmq.cli.looking import format_status
 from rlzmq.cli.main import main
+from rlzmq.core.process import find_stack_channel, read_stacks
 from rlzmq.protocol.broker.core import BrokerCore, BrokerOptions
 from rlzmq.roles.runner_role import make_env_runner
 from rlzmq.telemetry.dashboard.watched import Rates
+from rlzmq.telemetry.run_directory import RunDirectory
 from rlzmq.wire.messages import Fragment
 from rlzmq.wire.payloads import encode_fragment, fragment_to_bytes
-from tests.support.runs import ShortEnv, small
+from tests.support.runs import Command, ShortEnv, listening, small
+from tests.support.warm_process import WarmPopen
 
 
 class Broken(ShortEnv):
@@ -212,3 +224,170 @@ def test_an_output_that_is_closed_from_the_start_is_no_error() -> None:
     command = f"exec {shlex.quote(sys.executable)} -m rlzmq presets >&-"
     done = subprocess.run(["sh", "-c", command], stderr=subprocess.PIPE, timeout=120, check=False)
     assert done.returncode == 0, done.stderr.decode()
+
+
+# -- stacks --------------------------------------------------------------------------------------------
+
+
+# As root it may read every process; others only where the kernel permits it.
+PY_SPY = os.geteuid() == 0 and shutil.which("py-spy", path=str(Path(sys.executable).parent))
+
+
+class Hangs(ShortEnv):
+    def reward(self, action: Any) -> float:
+        print("in step", flush=True)
+        return self.wait_for_what_never_comes()
+
+    def wait_for_what_never_comes(self) -> float:
+        threading.Event().wait()
+        return 0.0
+
+
+def test_the_place_where_a_runner_hangs_is_shown_and_the_run_goes_on(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    env = "tests.cli.test_looking_commands:Hangs"
+    arguments = ["train", "ppo", "--env", env, "--env-runners", "1", "--run-dir", "run"]
+    with Command(tmp_path, *arguments) as train:
+        train.wait_for("in step")
+        for by_py_spy in (False, False, *([True] if PY_SPY else [])):
+            with pytest.MonkeyPatch.context() as patch:
+                if not by_py_spy:
+                    patch.setattr("shutil.which", lambda *args, **kwargs: None)
+                assert main(["stacks", str(tmp_path / "run")]) == 0
+            parts = capsys.readouterr().out.split("=== ")[1:]
+            by_role = {part.split(" (pid ")[0]: part for part in parts}
+            assert parts[0].startswith(f"driver (pid {train.process.pid})")
+            assert "cli/train.py" in by_role["driver"]
+            assert by_role["runner-0"].count("wait_for_what_never_comes") == 1, "only those of this call"
+            assert ("Python v3." in by_role["runner-0"]) is by_py_spy
+            assert any("broker" in role for role in by_role)
+        assert train.process.poll() is None
+    assert main(["stacks", str(tmp_path / "run")]) == 78
+    assert "its driver has ended" in capsys.readouterr().err
+
+
+HOLDS_THE_GIL = """
+import ctypes
+from rlzmq.core.process import open_stack_channel
+
+open_stack_channel("holds")
+ctypes.PyDLL(None).system(b"echo ready; cat")
+"""
+
+
+def test_stacks_are_written_by_a_process_that_holds_the_gil() -> None:
+    with WarmPopen(
+        [sys.executable, "-c", HOLDS_THE_GIL], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as process:
+        try:
+            assert process.stdout is not None
+            assert process.stdout.readline() == "ready\n"
+            found = find_stack_channel(process.pid)
+            assert found is not None
+            assert '"<string>", line' in read_stacks(process.pid, found[1])
+            assert process.poll() is None
+        finally:
+            process.kill()
+
+
+def test_a_process_without_a_channel_is_never_signalled_and_wrong_runs_are_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process:
+        assert find_stack_channel(process.pid) is None
+        process.communicate(b"\n")
+    assert find_stack_channel(process.pid) is None
+    assert main(["stacks", str(tmp_path)]) == 78
+    assert "is not a run directory" in capsys.readouterr().err
+    directory = RunDirectory.create(tmp_path / "far", PPOConfig().environment("CartPole-v1"))
+    text = (directory.path / "run.json").read_text()
+    (directory.path / "run.json").write_text(text.replace('"host": "', '"host": "far-'))
+    assert main(["stacks", str(directory.path)]) == 78
+    assert "run rlzmq stacks there" in capsys.readouterr().err
+    directory.close()
+
+
+# -- top on a terminal ---------------------------------------------------------------------------------
+
+
+class Terminal:
+    """``rlzmq top`` with a terminal of its own."""
+
+    def __init__(self, cwd: Path, *arguments: str, rows: int, columns: int) -> None:
+        self._master, slave = pty.openpty()
+        fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "rlzmq", "top", *arguments],
+            stdin=slave, stdout=slave, stderr=slave, cwd=cwd, start_new_session=True,
+            env={**os.environ, "TERM": "xterm", "PYTHONPATH": str(Path(__file__).parents[2])},
+        )  # fmt: skip
+        os.close(slave)
+        self.screen = ""
+
+    def wait_for(self, pattern: str, timeout_s: float = 60.0) -> None:
+        """Read what it draws until `pattern` was drawn."""
+        deadline = time.monotonic() + timeout_s
+        while not re.search(pattern, self.screen):
+            assert self._read(max(0.0, deadline - time.monotonic())), self.screen[-3000:]
+
+    def _read(self, timeout_s: float) -> bool:
+        ready, _, _ = select.select([self._master], [], [], timeout_s)
+        try:
+            chunk = os.read(self._master, 1 << 16) if ready else b""
+        except OSError:  # EIO: nobody holds the other end any more
+            chunk = b""
+        self.screen += chunk.decode(errors="replace")
+        return bool(chunk)
+
+    def end(self) -> int:
+        """Read to its end: the exit code."""
+        while self._read(30.0):
+            pass
+        return self.process.wait(30)
+
+    def close(self) -> None:
+        if self.process.poll() is None:
+            self.process.kill()
+        self.process.wait()
+        os.close(self._master)
+
+
+def test_top_draws_a_live_run_in_place_and_leaves_the_terminal_as_it_was(tmp_path: Path) -> None:
+    observer = str(tmp_path / "join.observer.toml")
+    with listening(tmp_path, num_env_runners=1).build() as algo:
+        is_over = threading.Event()
+
+        def train() -> None:
+            while not is_over.is_set():
+                algo.train()
+
+        training = threading.Thread(target=train)
+        training.start()
+        terminals = [
+            Terminal(tmp_path, observer, "--interval", "0.1", rows=40, columns=120),
+            Terminal(tmp_path, observer, "--interval", "0.1", "--timeout", "1", rows=8, columns=60),
+        ]
+        watching, small = terminals
+        try:
+            for terminal in terminals:
+                terminal.wait_for(r"run \w{8} at tcp://")
+                terminal.wait_for(r"\d+ sampled/s")
+            watching.wait_for(r"runner-0 .* ok")
+            assert "\x1b[" in watching.screen  # drawn in place
+            assert "door      " in watching.screen
+            watching.process.send_signal(signal.SIGINT)
+            assert watching.end() == 130
+            assert watching.screen.rstrip().endswith(("\x1b[?25h", "interrupted")), watching.screen[-200:]
+            assert "Traceback" not in watching.screen
+            is_over.set()
+            training.join()
+            algo.stop()
+            assert small.end() == 69  # the run is over
+            assert "no broker at tcp://" in small.screen.replace("\r\n", " ")
+            assert "\x1b[?25h" in small.screen  # the cursor is there again
+            assert "Traceback" not in small.screen
+        finally:
+            is_over.set()
+            for terminal in terminals:
+                terminal.close()

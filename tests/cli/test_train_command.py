@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import json
-import os
 import shlex
 import signal
-import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,25 +14,12 @@ import psutil
 import pytest
 
 from rlzmq.cli.main import main
-from tests.support.runs import assert_accounted
-from tests.support.warm_process import WarmPopen
+from tests.support.runs import Command
 
 TRAIN = [
     "train", "ppo", "--env", "CartPole-v1", "--envs-per-env-runner", "4", "--batch-size-per-learner", "200",
     "--minibatch-size", "50", "--num-epochs", "1", "--seed", "3", "--preset", "none",
 ]  # fmt: skip
-
-
-def command(tmp_path: Path, *arguments: str) -> subprocess.Popen[str]:
-    environment = {**os.environ, "XDG_RUNTIME_DIR": str(tmp_path), "OMP_NUM_THREADS": "1"}
-    return WarmPopen(
-        [sys.executable, "-m", "rlzmq", *arguments],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        cwd=tmp_path,
-        env=environment,
-    )
 
 
 MY_ENVS = """
@@ -73,46 +58,16 @@ def leftovers(tmp_path: Path) -> list[str]:
     return [path.name for path in tmp_path.iterdir() if path.name.startswith("rlzmq")]
 
 
-def test_a_run_leaves_its_config_metrics_and_checkpoint(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    run = tmp_path / "run"
-    train = command(tmp_path, *TRAIN, "--env-runners", "1", "--stop", "iterations=3", "--run-dir", str(run))
-    out, err = train.communicate(timeout=100)
-    assert train.returncode == 0, err
-    assert "training_iteration = 3 ≥ 3" in out
-    assert "accounting: sampled" in out
-    rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    assert [row["training_iteration"] for row in rows] == [1, 2, 3]
-    assert_accounted(rows[-1])
-    assert 'env = "CartPole-v1"' in (run / "config.toml").read_text()
-    assert leftovers(tmp_path) == []
-
-    more = ["--env-runners", "0", "--resume", str(run), "--stop", "iterations=4", "--run-dir", str(run)]
-    assert main([*TRAIN, *more]) == 0
-    rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    assert rows[-1]["training_iteration"] == 4
-    assert rows[-1]["accounting"]["trained"] >= 800
-
-    capsys.readouterr()
-    assert main(["evaluate", str(run), "--episodes", "3", "--seed", "0"]) == 0
-    assert capsys.readouterr().out.startswith("episodes 3  return mean ")
-
-
 def test_a_signal_while_learners_are_waited_for_leaves_no_keys_behind(tmp_path: Path) -> None:
     distributed = ["--listen", "tcp://127.0.0.1:0", "--learners", "1", "--num-remote-learners", "1"]
-    train = command(
-        tmp_path, *TRAIN, *distributed, "--env-runners", "1", "--join-file", str(tmp_path / "join.toml")
-    )
-    assert train.stderr is not None
-    while not (line := train.stderr.readline()).startswith("waiting for learners:"):
-        assert line, "it ended before it listened"
-    family = psutil.Process(train.pid).children(recursive=True)
+    arguments = [*TRAIN, *distributed, "--env-runners", "1", "--join-file", str(tmp_path / "join.toml")]
+    train = Command(tmp_path, *arguments)
+    train.wait_for("waiting for learners:")
+    family = psutil.Process(train.process.pid).children(recursive=True)
     assert sorted(tmp_path.glob("join*.toml"))
-    train.send_signal(signal.SIGTERM)
-    out, err = train.communicate(timeout=60)
-    assert train.returncode == 75, err
-    assert out.endswith("interrupted\n")
+    train.process.send_signal(signal.SIGTERM)
+    assert train.end() == 75, train.output
+    assert train.output.endswith("interrupted\n")
     assert sorted(tmp_path.glob("join*.toml")) == []
     assert psutil.wait_procs(family, timeout=20)[1] == []
     assert leftovers(tmp_path) == []

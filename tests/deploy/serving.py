@@ -1,16 +1,17 @@
-"""What the tests of servers share: checkpoints without training, requests over HTTP."""
+"""What the tests of servers share: checkpoints without training, requests over HTTP, a module that waits."""
 
 from __future__ import annotations
 
 import http.client
 import json
+import time
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
 import torch
 
-from rlzmq import AlgorithmConfig, PPOConfig
+from rlzmq import AlgorithmConfig, PPOConfig, TorchRLModule, ValueFunctionAPI
 
 JsonAnswer = tuple[int, dict[str, Any]]
 
@@ -59,3 +60,27 @@ class Http:
 
     def __exit__(self, *error: object) -> None:
         self._connection.close()
+
+
+# -- a module that waits -------------------------------------------------------------------------------
+
+
+class GatedModule(TorchRLModule, ValueFunctionAPI):
+    """Computes zeros; an observation that begins with 1.0 waits for ``model_config["directory"]/go``."""
+
+    def setup(self) -> None:
+        self.bias = torch.nn.Parameter(torch.zeros(2))
+
+    def _forward(self, batch: dict[str, Any], **kwargs: Any) -> dict[str, Any]:
+        obs = batch["obs"]
+        if bool((obs[:, 0] == 2.0).any()):
+            raise RuntimeError("this observation makes the module fail")
+        if bool((obs[:, 0] == 1.0).any()):
+            directory = Path(self.model_config["directory"])
+            (directory / "begun").touch()
+            while not (directory / "go").exists():
+                time.sleep(0.01)
+        return {"action_dist_inputs": torch.zeros(len(obs), 2) + self.bias}
+
+    def compute_values(self, batch: dict[str, Any], embeddings: Any = None) -> Any:
+        return torch.zeros(len(batch["obs"]))

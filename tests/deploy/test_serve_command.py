@@ -2,13 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
-import os
 import signal
-import subprocess
-import sys
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,57 +13,33 @@ import pytest
 
 from rlzmq import PPOConfig, RLModuleSpec
 from rlzmq.cli.main import EXIT_CONFIG, EXIT_INTERRUPTED, main
-from tests.deploy.gated_module import GatedModule
-from tests.deploy.serving import Http, cartpole, write_checkpoint
-from tests.support.warm_process import WarmPopen
-
-ROOT = Path(__file__).parent.parent.parent
+from tests.deploy.serving import GatedModule, Http, cartpole, write_checkpoint
+from tests.support.runs import Command
 
 
-class Served:
+class Served(Command):
     """A process of the command."""
 
     def __init__(self, *arguments: str, directory: Path) -> None:
-        self.process: subprocess.Popen[str] = WarmPopen(
-            [sys.executable, "-m", "rlzmq", "serve", *arguments, "--port", "0"],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            cwd=directory,
-            env={**os.environ, "PYTHONPATH": str(ROOT)},
-        )
-        self.said: dict[str, str] = {}
-        assert self.process.stdout is not None
-        while "token" not in self.said:
-            line = self.process.stdout.readline()
-            assert line, "the server ended"
-            name, _, value = line.strip().partition(" ")
-            self.said[name] = value.strip()
+        super().__init__(directory, "serve", *arguments, "--port", "0")
+        self.wait_for("serve.token\n")
+        self.said = {
+            line.partition(" ")[0]: line.partition(" ")[2].strip() for line in self.output.splitlines()
+        }
         self.token = (directory / self.said["token"]).read_text().strip()
 
     def client(self) -> Http:
         return Http(self.said["http"], self.token)
 
-    def end(self, number: int) -> tuple[int, str]:
+    def end_by(self, number: int) -> int:
         self.process.send_signal(number)
-        text, _ = self.process.communicate(timeout=60)
-        return self.process.returncode, text
-
-
-@contextlib.contextmanager
-def served(*arguments: str, directory: Path) -> Iterator[Served]:
-    made = Served(*arguments, directory=directory)
-    try:
-        yield made
-    finally:
-        made.process.kill()
-        made.process.communicate()
+        return self.end()
 
 
 def test_a_process_serves_reloads_and_ends(tmp_path: Path) -> None:
     run = tmp_path / "run"
     write_checkpoint(cartpole(), run / "checkpoints" / "000001", seed=1)
-    with served("run", "--reload-interval", "0", directory=tmp_path) as server, server.client() as client:
+    with Served("run", "--reload-interval", "0", directory=tmp_path) as server, server.client() as client:
         assert server.said["serving"] == str(run / "checkpoints" / "000001")
         token_file = run / "serve.token"
         assert token_file.stat().st_mode & 0o777 == 0o600
@@ -79,16 +50,15 @@ def test_a_process_serves_reloads_and_ends(tmp_path: Path) -> None:
         server.process.send_signal(signal.SIGHUP)
         while client.act(obs=[0.0] * 4)[1]["checkpoint"] != "000002":
             pass
-        code, text = server.end(signal.SIGTERM)
-        assert code == 0
-        assert text.splitlines()[-1] == "ending"
-        assert "serving the checkpoint" in text
+        assert server.end_by(signal.SIGTERM) == 0
+        assert server.output.splitlines()[-1] == "ending"
+        assert "serving the checkpoint" in server.output
         # The next server has the same token.
-    with served("run/checkpoints/000001", directory=tmp_path) as server:
+    with Served("run/checkpoints/000001", directory=tmp_path) as server:
         assert token_file.read_text().strip() == server.token
         with server.client() as client:
             assert client.act(obs=[0.0] * 4)[1]["checkpoint"] == "000001"
-        assert server.end(signal.SIGINT)[0] == EXIT_INTERRUPTED
+        assert server.end_by(signal.SIGINT) == EXIT_INTERRUPTED
 
 
 def gated(directory: Path) -> PPOConfig:
@@ -112,7 +82,7 @@ def test_sigterm_answers_what_has_arrived_also_beside_a_request_that_makes_the_m
     tmp_path: Path,
 ) -> None:
     write_checkpoint(gated(tmp_path), tmp_path / "000001")
-    with served("000001", directory=tmp_path) as server:
+    with Served("000001", directory=tmp_path) as server:
         answers: dict[float, Any] = {}
 
         def ask(first: float) -> None:
@@ -129,9 +99,7 @@ def test_sigterm_answers_what_has_arrived_also_beside_a_request_that_makes_the_m
             while "rlzmq" not in client.ask("GET", "/metrics")[1]["text"]:
                 pass
         server.process.send_signal(signal.SIGTERM)
-        assert server.process.stdout is not None
-        while server.process.stdout.readline() != "ending\n":
-            pass
+        server.wait_for("ending\n")
         while not refuses_connections(server):
             pass
         assert answers == {}
@@ -141,9 +109,8 @@ def test_sigterm_answers_what_has_arrived_also_beside_a_request_that_makes_the_m
         codes = {first: code for first, (code, _) in answers.items()}
         assert codes == {1.0: 200, 2.0: 500, 3.0: 200, 4.0: 200}
         assert "the policy raised RuntimeError" in answers[2.0][1]["error"]
-        text, _ = server.process.communicate(timeout=60)
-        assert server.process.returncode == 0
-        assert "this observation makes the module fail" in text
+        assert server.end() == 0
+        assert "this observation makes the module fail" in server.output
 
 
 @pytest.fixture(scope="module")

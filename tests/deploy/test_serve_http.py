@@ -53,15 +53,18 @@ class NestedEnv(ShortEnv):
 NESTED = {"place": 1, "keys": [0, 1], "parts": [[0.5, -1], [1, 2]], "image": [[0, 255], [3, 4]]}
 
 
+def filtered() -> PPOConfig:
+    return cartpole().env_runners(env_to_module_connector=MeanStdFilter)
+
+
 @pytest.fixture(scope="module")
 def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    config = cartpole().env_runners(env_to_module_connector=MeanStdFilter)
-    return write_checkpoint(config, tmp_path_factory.mktemp("plain") / "000007")
+    return write_checkpoint(filtered(), tmp_path_factory.mktemp("plain") / "000007")
 
 
 @pytest.fixture(scope="module")
 def server(checkpoint: Path) -> Iterator[PolicyServer]:
-    with serve(checkpoint, config=cartpole().env_runners(env_to_module_connector=MeanStdFilter)) as server:
+    with serve(checkpoint, config=filtered()) as server:
         yield server
 
 
@@ -83,7 +86,7 @@ def client_of(server: PolicyServer) -> Http:
 def test_one_observation_and_many_get_the_policys_actions(
     server: PolicyServer, client: Http, checkpoint: Path
 ) -> None:
-    policy = Policy.load(checkpoint, config=cartpole().env_runners(env_to_module_connector=MeanStdFilter))
+    policy = Policy.load(checkpoint, config=filtered())
     observations = np.random.default_rng(0).normal(size=(300, 4)).astype(np.float32)
     expected = policy.compute_actions(observations).tolist()
     assert set(expected) == {0, 1}
@@ -270,17 +273,15 @@ def test_another_host_name_is_refused_as_dns_rebinding_uses_it(client: Http, che
         assert "expected ['127.0.0.1', '::1', 'localhost']" in answer["error"]
     for name in ("localhost:1", "LOCALHOST", "[::1]:8000", "127.0.0.1"):
         assert client.ask("GET", "/healthz", host=name)[0] == 200
-    config = cartpole().env_runners(env_to_module_connector=MeanStdFilter)
     with (
-        serve(checkpoint, config=config, allowed_hosts=["policies.example"]) as server,
+        serve(checkpoint, config=filtered(), allowed_hosts=["policies.example"]) as server,
         client_of(server) as other,
     ):
         assert other.ask("GET", "/healthz", host="policies.example")[0] == 200
 
 
 def test_a_body_above_the_limit_is_refused_before_it_is_read(checkpoint: Path) -> None:
-    config = cartpole().env_runners(env_to_module_connector=MeanStdFilter)
-    with serve(checkpoint, config=config, max_body_bytes=1000) as server, client_of(server) as client:
+    with serve(checkpoint, config=filtered(), max_body_bytes=1000) as server, client_of(server) as client:
         assert server.http_url is not None
         assert client.act(obs=OBS)[0] == 200
         code, answer = client.ask("POST", "/v1/act", b" " * 1001)
@@ -297,8 +298,7 @@ def test_a_body_above_the_limit_is_refused_before_it_is_read(checkpoint: Path) -
 
 
 def test_metrics_count_requests_errors_batches_and_the_checkpoint(checkpoint: Path) -> None:
-    config = cartpole().env_runners(env_to_module_connector=MeanStdFilter)
-    with serve(checkpoint, config=config) as server, client_of(server) as client:
+    with serve(checkpoint, config=filtered()) as server, client_of(server) as client:
         client.act(observations=[OBS] * 3)
         client.act(obs=OBS)
         client.act(obs=[])

@@ -1,7 +1,6 @@
 """Every Python block of README.md and docs/**/*.md runs, each page in a namespace of its own, as a script.
 
-So do the scripts in ``docs/examples``, and those in ``concepts``: what RLlib's concept pages do, with only the
-imports changed.
+So do the scripts in ``docs/examples``.
 """
 
 from __future__ import annotations
@@ -20,17 +19,15 @@ from typing import IO, Any
 
 import pytest
 
-from rlzmq import PPOConfig
 from rlzmq.actors.forkserver import PRELOAD
-from rlzmq.envs.examples import MultiAgentCartPole
 from tests.docs.pages import PAGES, name_of
+from tests.support.runs import two_agents
 from tests.support.warm_process import WarmPopen
 
 ROOT = Path(__file__).parents[2]
 EXAMPLES = sorted((ROOT / "docs" / "examples").glob("*.py"))
 TESTED_ALONE = {"league_connect_four"}  # by test_examples.py: it takes further arguments
 NOTEBOOKS = sorted((ROOT / "docs" / "notebooks").glob("*.ipynb"))
-CONCEPTS = sorted(Path(__file__).with_name("concepts").glob("*.py"))
 ELSEWHERE = {
     "docs/connectors.md"
 }  # tests/connectors/test_connectors_page.py runs it and looks at what it did
@@ -93,13 +90,6 @@ def test_the_pages_code_runs(page: Path, tmp_path: Path, pages: Pages) -> None:
     pages.run(page, tmp_path)
 
 
-@pytest.mark.parametrize("page", CONCEPTS, ids=lambda p: p.stem)
-def test_a_concept_pages_code_runs_with_only_its_imports_changed(
-    page: Path, tmp_path: Path, pages: Pages
-) -> None:
-    pages.run(page, tmp_path)
-
-
 @pytest.mark.parametrize("notebook", NOTEBOOKS, ids=lambda p: p.stem)
 def test_a_notebooks_cells_run_on_one_event_loop(notebook: Path, tmp_path: Path, pages: Pages) -> None:
     pages.run(notebook, tmp_path)
@@ -137,14 +127,7 @@ def test_an_example_runs_for_an_iteration_and_is_on_its_page(
 
 def test_every_metric_of_a_result_is_explained() -> None:
     explained = set(re.findall(r"`([\w/]+)`", (ROOT / "docs" / "metrics.md").read_text(encoding="utf-8")))
-    config = (
-        PPOConfig()
-        .environment(MultiAgentCartPole, env_config={"num_agents": 2})
-        .multi_agent(policies={"p0", "p1"}, policy_mapping_fn=lambda agent_id, episode: f"p{agent_id}")
-        .env_runners(num_env_runners=0, num_envs_per_env_runner=2)
-        .training(train_batch_size_per_learner=200, minibatch_size=100, num_epochs=1)
-        .evaluation(evaluation_interval=1, evaluation_duration=1)
-    )
+    config = two_agents(train_batch_size_per_learner=200, evaluation_interval=1, evaluation_duration=1)
     with config.build() as algo:
         result = algo.train()
     ids = {"p0", "p1", "0", "1", "default_agent", "default_policy"}

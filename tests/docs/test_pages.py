@@ -60,11 +60,8 @@ def test_readmes_first_screen_has_all_that_a_newcomer_looks_for() -> None:
     (python, code), (_, commands) = blocks(first)
     assert python == "python"
     assert len([line for line in code if line]) == 8
-    assert [line.split("  ")[0] for line in commands] == [
-        "pip install .",
-        "python3 scripts/demo.py",
-        "python3 scripts/test.py",
-    ]
+    typed = ["pip install .", "python3 scripts/demo.py", "python3 scripts/test.py"]
+    assert [line.split("  ")[0] for line in commands] == typed
     assert len(re.findall(r"^\|", first, re.MULTILINE)) == 2 + 6
     links = first[first.index("**Docs:**") :]
     assert len(re.findall(r"\]\(", links)) == 4

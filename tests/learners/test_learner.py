@@ -1,10 +1,11 @@
-"""What a Learner promises, alone: hooks, sources, counters, optimizers, non-finite gradients, state."""
+"""What a Learner promises, alone: hooks, sources, counters, optimizers, schedules, losses, bad gradients, state."""
 
 from __future__ import annotations
 
 import logging
 import subprocess
 import sys
+from collections.abc import Callable
 from typing import Any
 
 import gymnasium as gym
@@ -14,7 +15,9 @@ import torch
 from torch import Tensor
 
 from rlzmq import IMPALAConfig, PPOConfig
+from rlzmq.core.errors import ConfigurationError
 from rlzmq.core.names import ALL_MODULES
+from rlzmq.core.update_plan import Schedule
 from rlzmq.episodes.columns import Columns
 from rlzmq.episodes.single_agent_episode import SingleAgentEpisode
 from rlzmq.learners import ranks
@@ -242,50 +245,7 @@ def test_infinite_gradients_made_by_a_hook_are_found_too() -> None:
     assert np.array_equal(weights(learner), before)
 
 
-class TwoOptimizersLearner(SquareLearner):
-    def configure_optimizers_for_module(self, module_id: str, config: Any) -> None:
-        module = self.module[module_id]
-        for name, layer, lr in (
-            ("policy", module.layer, 0.1),
-            ("extra", module.extra, [(0, 0.5), (100, 0.1)]),
-        ):
-            parameters = list(layer.parameters())
-            self.register_optimizer(
-                module_id=module_id,
-                optimizer_name=name,
-                optimizer=torch.optim.SGD(parameters, lr=1.0),
-                params=parameters,
-                lr_or_lr_schedule=lr,
-            )
-
-    def compute_loss_for_module(self, *, module_id: str, batch: Any, **kwargs: Any) -> Tensor:
-        loss = super().compute_loss_for_module(module_id=module_id, batch=batch, **kwargs)
-        return loss + self.module[module_id].extra(batch[Columns.OBS]).sum()
-
-
-def test_a_module_may_have_several_named_optimizers_each_clipped_for_itself() -> None:
-    learner = square_learner(
-        learner_class=TwoOptimizersLearner, grad_clip=0.5, minibatch_size=None, num_epochs=1
-    )
-    assert [name for name, _ in learner.get_optimizers_for_module("default_policy")] == ["policy", "extra"]
-    module = learner.module["default_policy"]
-    before = {name: p.detach().clone() for name, p in module.named_parameters()}
-    results = learner.update(
-        batch={"default_policy": rows(8)}, timesteps={"num_env_steps_sampled_lifetime": 50}
-    )["default_policy"]
-    assert results["gradients_extra_global_norm"] > 0.5
-    moved = {name: (p.detach() - before[name]).norm() ** 2 for name, p in module.named_parameters()}
-    extra = (moved["extra.weight"] + moved["extra.bias"]).sqrt().item()
-    assert extra == pytest.approx(0.5 * 0.5, rel=1e-4)
-    assert results["policy_learning_rate"] == pytest.approx(0.1)
-    assert results["extra_learning_rate"] == pytest.approx(0.3)
-    with pytest.raises(KeyError, match="Did you mean 'policy'"):
-        learner.get_optimizer("default_policy", "polciy")
-    with pytest.raises(ValueError, match="already has an optimizer named 'policy'"):
-        learner.configure_optimizers_for_module("default_policy", None)
-
-
-def test_an_optimizer_of_other_parameters_is_refused() -> None:
+def test_optimizers_of_other_parameters_and_other_names_are_refused() -> None:
     learner = square_learner()
     module = learner.module["default_policy"]
     with pytest.raises(ValueError, match="exactly the 2 parameters"):
@@ -295,17 +255,10 @@ def test_an_optimizer_of_other_parameters_is_refused() -> None:
             optimizer=torch.optim.SGD(module.parameters(), lr=1.0),
             params=list(module.layer.parameters()),
         )
-
-
-def test_the_learning_rate_follows_its_schedule_over_sampled_env_steps() -> None:
-    learner = square_learner(lr=[(0, 0.1), (1000, 0.0)])
-    rates = []
-    for num_env_steps in (250, 500, 5000):
-        results = learner.update(
-            batch={"default_policy": rows(8)}, timesteps={"num_env_steps_sampled_lifetime": num_env_steps}
-        )
-        rates.append(results["default_policy"]["default_optimizer_learning_rate"])
-    assert rates == pytest.approx([0.075, 0.05, 0.0])
+    with pytest.raises(KeyError, match="Did you mean 'default_optimizer'"):
+        learner.get_optimizer("default_policy", "defautl_optimizer")
+    with pytest.raises(ValueError, match="already has an optimizer named 'default_optimizer'"):
+        learner.configure_optimizers_for_module("default_policy", learner.config)
 
 
 def test_a_constant_learning_rate_is_the_configured_one_from_the_first_update_after_a_restore() -> None:
@@ -507,3 +460,149 @@ def test_an_optimizer_of_all_modules_steps_with_every_minibatch() -> None:
     learner.update(batch=rows(8))
     assert learner.temperature.item() == pytest.approx(0.7)  # type: ignore[attr-defined]
     assert learner.get_optimizer(ALL_MODULES) is not None
+
+
+# -- schedules -----------------------------------------------------------------------------------------
+
+
+def test_a_number_is_constant() -> None:
+    schedule = Schedule(0.5)
+    assert schedule.is_constant
+    assert [schedule.value(t) for t in (0, 10, 10**9)] == [0.5] * 3
+
+
+def test_points_are_interpolated_and_the_last_value_is_held() -> None:
+    schedule = Schedule([(0, 1.0), (100, 0.5), (300, 0.1)], name="lr")
+    assert schedule.value(0) == 1.0
+    assert schedule.value(50) == pytest.approx(0.75)
+    assert schedule.value(100) == pytest.approx(0.5)
+    assert schedule.value(200) == pytest.approx(0.3)
+    assert schedule.value(10**9) == 0.1
+
+
+@pytest.mark.parametrize(
+    ("value", "complaint"),
+    [
+        ([(0, 1.0)], "1 point"),
+        ([(5, 1.0), (10, 0.0)], "5 env steps instead of 0"),
+        ([(0, 1.0), (10, 0.5), (10, 0.0)], "rising env steps"),
+        ([(0, 1.0), 3], "the point 3"),
+        ("fast", "'fast'"),
+        (True, "True"),
+    ],
+)
+def test_wrong_schedules_are_refused_with_their_name(value: object, complaint: str) -> None:
+    with pytest.raises(ConfigurationError, match=f"entropy_coeff.*{complaint}"):
+        Schedule(value, name="entropy_coeff")  # type: ignore[arg-type]
+
+
+# -- what a loss may return ----------------------------------------------------------------------------
+
+
+BATCH = {"default_policy": {Columns.OBS: torch.ones(6, 4)}}
+
+
+class GivenLoss(Learner):
+    make: Callable[[Tensor], Any]
+
+    def compute_loss_for_module(self, *, fwd_out: dict[str, Any], **kwargs: Any) -> Any:
+        return type(self).make(fwd_out[Columns.ACTION_DIST_INPUTS].square())
+
+
+def learner_with(make: Callable[[Tensor], Any]) -> Learner:
+    return square_learner(learner_class=type("GivenLoss", (GivenLoss,), {"make": staticmethod(make)}))
+
+
+@pytest.mark.parametrize(
+    ("make", "text"),
+    [
+        (lambda x: None, "got None. Does it end with `return loss`"),
+        (lambda x: x.mean(-1), r"got a tensor of shape \(32,\). Take its mean"),
+        (lambda x: x.mean().item(), "got a float. Keep it a tensor"),
+        (lambda x: x.mean().detach(), "depends on no trainable parameter"),
+    ],
+)
+def test_a_loss_that_is_none_says_what_it_is(make: Callable[[Tensor], Any], text: str) -> None:
+    learner = learner_with(make)
+    before = learner.module.get_state()["default_policy"]
+    with pytest.raises(ConfigurationError, match=f"default_policy.*{text}"):
+        learner.update(batch=BATCH)
+    assert learner.weights_seq_no == 0
+    after = learner.module.get_state()["default_policy"]
+    assert all((before[name] == value).all() for name, value in after.items())
+
+
+def test_a_loss_of_one_element_is_one_number() -> None:
+    assert (
+        learner_with(lambda x: x.mean().reshape(1, 1)).update(batch=BATCH)["default_policy"]["total_loss"] > 0
+    )
+
+
+def test_a_gradient_step_by_hand_needs_no_update_before() -> None:
+    learner = square_learner()
+    layer = learner.module["default_policy"].layer
+    before = layer.weight.detach().clone()
+    outputs = learner.forward_train(BATCH)
+    gradients = learner.compute_gradients(learner.compute_losses(fwd_out=outputs, batch=BATCH))
+    assert set(gradients) == {layer.weight, layer.bias}
+    learner.apply_gradients(learner.postprocess_gradients(gradients))
+    assert not torch.equal(layer.weight, before)
+
+
+# -- delayed optimizers --------------------------------------------------------------------------------
+
+
+EVERY = 3
+ONES = {Columns.OBS: torch.ones(8, 4)}
+
+
+class Delayed(Learner):
+    """One layer is trained with every minibatch, the other with each third one, whose loss is computed only then."""
+
+    def configure_optimizers_for_module(self, module_id: str, config: Any) -> None:
+        module = self.module[module_id]
+        for name, layer, every in (("often", module.layer, 1), ("rarely", module.extra, EVERY)):
+            params = list(layer.parameters())
+            self.register_optimizer(
+                module_id=module_id, optimizer_name=name, optimizer=torch.optim.Adam(params, 0.1),
+                params=params, every=every,
+            )  # fmt: skip
+
+    def compute_loss_for_module(
+        self, *, module_id: str, config: Any, batch: dict[str, Any], fwd_out: dict[str, Any]
+    ) -> torch.Tensor:
+        loss: torch.Tensor = fwd_out[Columns.ACTION_DIST_INPUTS].square().mean()
+        if self.steps_optimizer(module_id, "rarely"):
+            rare_loss = self.module[module_id].extra(batch[Columns.OBS]).square().mean()
+            self.log_stats(module_id, {"rare_loss": rare_loss, "step": float(len(self.steps))})
+            loss = loss + rare_loss
+        return loss
+
+    def apply_gradients(self, gradients_dict: Any) -> None:
+        module = self.module["default_policy"]
+        before = {name: p.detach().clone() for name, p in module.named_parameters()}
+        super().apply_gradients(gradients_dict)
+        changed = {
+            name.split(".")[-2] for name, p in module.named_parameters() if not torch.equal(p, before[name])
+        }
+        self.steps.append(sorted(changed))
+
+    steps: list[list[str]]
+
+
+def test_a_delayed_optimizer_steps_as_rarely_as_asked_and_its_loss_stays_in_results() -> None:
+    learner: Any = square_learner(learner_class=Delayed)
+    learner.steps = []
+    options: dict[str, Any] = {"num_epochs": 1, "minibatch_size": 8}
+    results = [learner.update(batch=ONES, **options)["default_policy"] for _ in range(2 * EVERY)]
+    assert learner.steps == [["extra", "layer"], *[["layer"]] * (EVERY - 1)] * 2
+    assert [result["step"] for result in results] == [0.0] * EVERY + [float(EVERY)] * EVERY
+    assert all(result["rare_loss"] > 0 for result in results)
+    assert "gradients_rarely_global_norm" in results[-1]
+
+
+def test_a_module_that_a_run_no_longer_trains_has_no_old_values() -> None:
+    learner: Any = square_learner("a", "b")
+    columns = {Columns.OBS: torch.ones(8, 4)}
+    learner.update(batch={"a": columns, "b": columns})
+    assert "total_loss" not in learner.update(batch={"a": columns}).get("b", {})

@@ -1,4 +1,4 @@
-"""Mixed precision: networks in bfloat16, everything else in float32, with every algorithm's learner."""
+"""Networks in bfloat16 and everything else in float32, with every algorithm's learner; compiled modules and steps."""
 
 from __future__ import annotations
 
@@ -12,8 +12,10 @@ import torch
 from torch import Tensor, nn
 
 from rlzmq import (
+    APPOConfig,
     Columns,
     ConfigurationError,
+    IMPALAConfig,
     PPOConfig,
     RLModuleSpec,
     TorchRLModule,
@@ -23,6 +25,7 @@ from rlzmq.core.tree import tree_leaves
 from rlzmq.learners.execution import MixedPrecision
 from tests.learners.all_algorithms import ALGORITHMS, config_of, record_pendulum, trained, weights_of
 from tests.learners.cases import ACTION_SPACE, OBSERVATION_SPACE, episode_batch, ppo_config
+from tests.support.runs import small
 
 # Networks that take other ways than dense layers: atoms, noise, memory.
 VARIANTS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
@@ -110,32 +113,6 @@ def test_networks_run_in_bfloat16_and_losses_in_float32(
             assert {leaf.dtype for leaf in state.values() if isinstance(leaf, Tensor)} <= {torch.float32}
 
 
-@pytest.mark.parametrize(
-    ("algorithm", "what", "backend"),
-    [
-        ("ppo", "forward_train", "eager"),
-        pytest.param("ppo", "complete_update", "eager", marks=pytest.mark.slow),
-        pytest.param("dqn", "forward_train", "aot_eager", marks=pytest.mark.slow),
-    ],
-)
-def test_compiled_networks_compute_the_same(algorithm: str, what: str, backend: str, data: Path) -> None:
-    torch._dynamo.reset()
-    plain, before, _ = trained(config_of(algorithm, data).framework(torch_amp_dtype="bfloat16"))
-    compiled, _, _ = trained(
-        config_of(algorithm, data).framework(
-            torch_amp_dtype="bfloat16",
-            torch_compile_learner=True,
-            torch_compile_learner_what_to_compile=what,
-            torch_compile_learner_dynamo_backend=backend,
-        )
-    )
-    # aot_eager divides operations into others, which round in other places.
-    share = 0.0 if backend == "eager" else 0.1
-    for name, value in weights_of(plain).items():
-        moved = float((value - before[name]).norm())
-        assert float((weights_of(compiled)[name] - value).norm()) <= share * moved + 1e-6, name
-
-
 class Custom(TorchRLModule, ValueFunctionAPI):
     """Returns what its layers return; its values reuse features that were first computed without gradients."""
 
@@ -197,3 +174,67 @@ def test_a_gpu_without_bfloat16_is_refused(monkeypatch: Any) -> None:
         MixedPrecision("bfloat16", device)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda of: (8, 0))
     MixedPrecision("bfloat16", device)
+
+
+# -- compilation ---------------------------------------------------------------------------------------
+
+
+def weights_after(**framework: Any) -> dict[str, Any]:
+    config = small(train_batch_size_per_learner=60, minibatch_size=20, seed=3, **framework)
+    with config.build() as algo:
+        algo.train()
+        return dict(algo.get_module().get_state())
+
+
+@pytest.mark.parametrize(
+    ("what", "backend"),
+    [
+        ("forward_train", "aot_eager"),
+        ("forward_train", "eager"),
+        ("complete_update", "eager"),
+    ],
+)
+def test_a_compiled_learner_learns_the_same(what: str, backend: str) -> None:
+    torch._dynamo.reset()
+    torch._dynamo.utils.counters.clear()
+    compiled = weights_after(
+        torch_compile_learner=True,
+        torch_compile_learner_what_to_compile=what,
+        torch_compile_learner_dynamo_backend=backend,
+    )
+    assert torch._dynamo.utils.counters["frames"]["ok"] >= 2  # x + 1, and what was to be compiled
+    for name, value in weights_after().items():
+        assert torch.allclose(torch.as_tensor(compiled[name]), torch.as_tensor(value), atol=1e-5), name
+
+
+def test_a_backend_that_cannot_be_used_is_refused_when_the_run_is_built(monkeypatch: Any) -> None:
+    with pytest.raises(ConfigurationError, match=r"has no such backend.*Did you mean 'inductor'"):
+        weights_after(torch_compile_learner=True, torch_compile_learner_dynamo_backend="inducto")
+    mode = {"torch_compile_learner_dynamo_mode": "nonsense"}
+    with pytest.raises(ConfigurationError, match="'eager' has no modes"):
+        weights_after(torch_compile_learner=True, torch_compile_learner_dynamo_backend="eager", **mode)
+    with pytest.raises(ConfigurationError, match=r"'inductor' \(mode 'nonsense'\) cannot be used here"):
+        weights_after(torch_compile_learner=True, **mode)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("config_cls", [PPOConfig, IMPALAConfig, APPOConfig])
+def test_a_compiled_update_is_compiled_again_only_a_few_times(config_cls: Any) -> None:
+    torch._dynamo.reset()
+    config = small(
+        config_cls,
+        train_batch_size_per_learner=60,
+        minibatch_size=20,
+        num_epochs=2,
+        entropy_coeff=[[0, 0.1], [10_000, 0.0]],
+        min_time_s_per_iteration=0,
+        torch_compile_learner=True,
+        torch_compile_learner_what_to_compile="complete_update",
+        torch_compile_learner_dynamo_backend="aot_eager",
+    )
+    if config_cls is PPOConfig:
+        config.training(kl_target=1e-6)  # so that the coefficient changes after each update
+    with torch._dynamo.config.patch(fail_on_recompile_limit_hit=True), config.build() as algo:
+        for _ in range(12):
+            results = algo.train()
+    assert results["learners"]["default_policy"]["total_loss"]

@@ -1,13 +1,16 @@
-"""Learners on multi-agent episodes: which rows which module gets, on both paths."""
+"""Learners on multi-agent episodes: which rows which module gets, on both paths, also if modules' data are uneven."""
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import gymnasium as gym
 import numpy as np
+import pytest
 import torch
 
+from rlzmq import MultiAgentEnv
 from rlzmq.algorithms.ppo.ppo_learner import PPOLearner
 from rlzmq.connectors.connector_v2 import ConnectorV2
 from rlzmq.episodes.columns import Columns
@@ -16,31 +19,29 @@ from rlzmq.episodes.multi_agent_episode import MultiAgentEpisode
 from rlzmq.modules.multi_rl_module_spec import MultiRLModuleSpec
 from rlzmq.modules.rl_module import SelfSupervisedLossAPI, TorchRLModule
 from rlzmq.modules.spec import RLModuleSpec
-from tests.learners.cases import ACTION_SPACE, OBSERVATION_SPACE, ppo_config
+from rlzmq.runners.vector_env_runners import MultiAgentEnvRunner
+from tests.learners.cases import ppo_config
 from tests.learners.test_train_batch import assert_identical, built
-
-AGENTS = ("a", "b", "c")
-OBSERVATION_SPACES = gym.spaces.Dict(dict.fromkeys(AGENTS, OBSERVATION_SPACE))
-ACTION_SPACES = gym.spaces.Dict(dict.fromkeys(AGENTS, ACTION_SPACE))
+from tests.runners.multi_agent_envs import RestlessAgentsEnv
+from tests.support.runs import small
 
 
 def module_of(agent_id: str, episode: Any = None) -> str:
     return "second" if agent_id == "c" else "first"
 
 
-def multi_agent_learner(**training: Any) -> PPOLearner:
-    config = ppo_config(**training).environment(
-        observation_space=OBSERVATION_SPACES, action_space=ACTION_SPACES
+def learner_and_episodes(module_of: Any = module_of) -> tuple[PPOLearner, list[MultiAgentEpisode]]:
+    """Agents are born, wait and die at random."""
+    config = small(
+        env=RestlessAgentsEnv,
+        num_envs_per_env_runner=3,
+        policies=["first", "second"],
+        policy_mapping_fn=module_of,
     )
-    config.multi_agent(policies=["first", "second"], policy_mapping_fn=module_of)
-    spec = RLModuleSpec(
-        observation_space=OBSERVATION_SPACE, action_space=ACTION_SPACE, model_config={"fcnet_hiddens": [8]}
-    )
-    learner = PPOLearner(
-        config=config, module_spec=MultiRLModuleSpec(rl_module_specs={"first": spec, "second": spec.copy()})
-    )
-    learner.build()
-    return learner
+    runner = MultiAgentEnvRunner(config=config)
+    episodes = [episode.to_numpy() for episode in runner.sample(num_timesteps=60)]
+    runner.stop()
+    return config.build_learner(), episodes
 
 
 class Curiosity(TorchRLModule, SelfSupervisedLossAPI):
@@ -89,81 +90,94 @@ def test_a_learner_only_module_beside_the_default_policy_trains_and_never_acts()
     assert not np.array_equal(before, after)
 
 
-def multi_agent_episode(seed: int, num_steps: int, *, terminated: bool = False) -> MultiAgentEpisode:
-    """Agent "b" steps every second time only, "c" joins after two steps."""
-    rng = np.random.default_rng(seed)
-
-    def present(t: int) -> list[str]:
-        return [
-            agent
-            for agent in AGENTS
-            if agent == "a" or (agent == "b" and t % 2 == 0) or (agent == "c" and t > 1)
-        ]
-
-    def observations(t: int) -> dict[str, Any]:
-        return {agent: rng.normal(size=4).astype(np.float32) for agent in present(t)}
-
-    episode = MultiAgentEpisode(
-        f"episode_{seed}",
-        observation_space=OBSERVATION_SPACES,
-        action_space=ACTION_SPACES,
-        agent_to_module_mapping_fn=module_of,
-    )
-    episode.add_env_reset(observations=observations(0))
-    for t in range(num_steps):
-        acting = episode.get_agents_to_act()
-        last = t == num_steps - 1
-        episode.add_env_step(
-            observations(t + 1)
-            if not (last and terminated)
-            else dict.fromkeys(AGENTS, np.zeros(4, np.float32)),
-            {agent: int(rng.integers(2)) for agent in sorted(acting)},
-            {agent: float(rng.normal()) for agent in sorted(acting)},
-            terminateds={"__all__": last and terminated},
-            truncateds={"__all__": False},
-            extra_model_outputs={
-                agent: {
-                    Columns.ACTION_DIST_INPUTS: rng.normal(size=2).astype(np.float32),
-                    Columns.ACTION_LOGP: np.float32(-rng.random()),
-                }
-                for agent in sorted(acting)
-            },
-        )
-    return episode.to_numpy()
-
-
-def multi_agent_episodes() -> list[MultiAgentEpisode]:
-    return [multi_agent_episode(0, 7), multi_agent_episode(1, 12, terminated=True), multi_agent_episode(2, 1)]
-
-
 def test_each_module_is_trained_on_its_agents_steps() -> None:
-    learner = multi_agent_learner()
-    given = multi_agent_episodes()
+    learner, given = learner_and_episodes()
     results = learner.update(episodes=given)
     steps = {"first": 0, "second": 0}
     for episode in given:
         for agent_id, agent_episode in episode.agent_episodes.items():
             steps[module_of(agent_id)] += len(agent_episode)
     assert {m: results[m]["num_module_steps_trained"] for m in steps} == steps
-    assert results["__all_modules__"]["num_env_steps_trained"] == 20
+    assert results["__all_modules__"]["num_env_steps_trained"] == sum(map(len, given))
     assert results["__all_modules__"]["num_module_steps_trained"] == sum(steps.values())
     assert np.isfinite(results["second"]["policy_loss"])
 
 
 def test_a_module_without_agents_in_the_data_is_left_alone() -> None:
-    learner = multi_agent_learner()
+    learner, given = learner_and_episodes(lambda agent_id, episode: "first")
     before = learner.module["second"].get_state()
-    results = learner.update(episodes=[multi_agent_episode(2, 1)])
+    results = learner.update(episodes=given)
     assert "second" not in results
     after = learner.module["second"].get_state()
     assert all(np.array_equal(before[name], after[name]) for name in before)
 
 
 def test_the_fused_path_equals_the_per_episode_path() -> None:
-    learner = multi_agent_learner()
-    given = multi_agent_episodes()
+    learner, given = learner_and_episodes()
     generic = built(learner, given, fused=False)
     batch = EpisodeBatch.from_episodes(given)
     assert_identical(built(learner, batch, fused=True), generic)
     parts = [EpisodeBatch.from_episodes(given[:1]), EpisodeBatch.from_episodes(given[1:])]
     assert_identical(built(learner, parts, fused=True), generic)
+
+
+# -- uneven data ---------------------------------------------------------------------------------------
+
+
+class Rarely(MultiAgentEnv):
+    """Agent "a" acts in each step, agent "b" in every 17th only; episodes end after 23 to 40 steps."""
+
+    def __init__(self, config: Any = None) -> None:
+        super().__init__()
+        self.possible_agents = self.agents = ["a", "b"]
+        space = gym.spaces.Box(-1.0, 1.0, (2,), np.float32)
+        self.observation_spaces = dict.fromkeys("ab", space)
+        self.action_spaces = dict.fromkeys("ab", gym.spaces.Discrete(2))
+        self._num_episodes = 0
+
+    def _observations(self) -> dict[str, Any]:
+        seen = ["a", "b"] if self._t % 17 == 16 else ["a"]
+        return {agent: self.observation_spaces[agent].sample() for agent in seen}
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        self._t = 0
+        self._num_episodes += 1
+        self._length = 23 + self._num_episodes % 18
+        return self._observations(), {}
+
+    def step(self, action_dict: dict[str, Any]) -> Any:
+        self._t += 1
+        is_over = self._t >= self._length
+        observations = self._observations()
+        if is_over:
+            observations = {agent: self.observation_spaces[agent].sample() for agent in "ab"}
+        rewards = dict.fromkeys(observations, 1.0)
+        return observations, rewards, {"__all__": is_over}, {"__all__": False}, {}
+
+
+@pytest.mark.slow
+def test_four_learners_of_two_recurrent_modules_train_on_uneven_data(tmp_path: Path) -> None:
+    config = small(
+        env=Rarely,
+        num_env_runners=1,
+        num_envs_per_env_runner=1,
+        num_learners=4,
+        policies={"a", "b"},
+        policy_mapping_fn=lambda agent_id, episode: agent_id,
+        model_config={"use_lstm": True, "lstm_cell_size": 8, "max_seq_len": 5},
+        train_batch_size_per_learner=50,
+        minibatch_size=16,
+        num_epochs=2,
+        seed=3,
+    )
+    with config.build() as algo:
+        before = algo.get_weights()
+        for _ in range(4):
+            result = algo.train()
+        after = algo.get_weights()
+    assert result["accounting"]["trained"] >= 4 * 200
+    for module_id in ("a", "b"):
+        assert any((after[module_id][name] != before[module_id][name]).any() for name in before[module_id])
+        assert np.isfinite(result["learners"][module_id]["policy_loss"])
+    steps = {mid: result["learners"][mid]["num_module_steps_trained"] for mid in "ab"}
+    assert 0 < 8 * steps["b"] < steps["a"]

@@ -1,4 +1,4 @@
-"""Learners as ranks of a group, in real processes: equality, agreement, failures within an update."""
+"""Learners as ranks of a group, in real processes: equality, agreement, failures within an update, the group itself."""
 
 from __future__ import annotations
 
@@ -10,15 +10,18 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 import torch.distributed as dist
 from torch import Tensor, nn, no_grad
 
 from rlzmq.algorithms.results import LearnerResults
 from rlzmq.core.errors import PeerLostError
 from rlzmq.core.metrics import StageTimers
-from rlzmq.learners.distributed import RankGroup
+from rlzmq.core.process import loopback_interface
+from rlzmq.learners.distributed import DesynchronizedError, RankGroup
 from rlzmq.learners.ranks import COMPARE_EVERY_UPDATES
 from rlzmq.learners.replay_learner import EpisodeReplay
+from rlzmq.learners.snapshot import parameter_hash
 from rlzmq.modules.spec import RLModuleSpec
 from rlzmq.replay import EpisodeReplayBuffer
 from rlzmq.wire.payloads import pack_blob, unpack_blob
@@ -33,25 +36,7 @@ from tests.learners.cases import (
     rows,
     square_learner,
 )
-from tests.learners.ranks import join, run_ranks, without_memory
-
-
-def equal_data_main(rank: int, world_size: int, path: Path) -> Any:
-    learner = ppo_learner(ppo_config(minibatch_size=None, num_epochs=3))
-    join(learner, path, rank, world_size)
-    for _ in range(2):
-        results = learner.update(episodes=episode_batch(40, 24))
-    agree = learner.ranks.agree()
-    learner.ranks.leave()
-    return learner.parameter_hash(), agree, results["default_policy"]["curr_kl_coeff"]
-
-
-def test_two_ranks_with_equal_data_do_what_one_learner_does_bit_for_bit(tmp_path: Path) -> None:
-    alone = ppo_learner(ppo_config(minibatch_size=None, num_epochs=3))
-    for _ in range(2):
-        results = alone.update(episodes=episode_batch(40, 24))
-    expected = (alone.parameter_hash(), True, results["default_policy"]["curr_kl_coeff"])
-    assert run_ranks(equal_data_main, 2, tmp_path) == [expected, expected]
+from tests.learners.ranks import form_group, join, run_ranks, without_memory
 
 
 class ReplayingLearner(SquareLearner):
@@ -295,3 +280,81 @@ def test_an_error_in_one_ranks_loss_reaches_the_others_at_once(tmp_path: Path) -
 def test_several_ranks_need_a_store() -> None:
     with pytest.raises(ValueError, match="2 ranks need a store"):
         square_learner().ranks.join(rank=0, world_size=2)
+
+
+# -- the group itself ----------------------------------------------------------------------------------
+
+
+def collectives_main(rank: int, world_size: int, path: Path) -> dict[str, Any]:
+    group = form_group(path, rank, world_size, generation=3)
+    results: dict[str, Any] = {
+        "integers": group.gather([rank, 2**62 + rank]).tolist(),
+        "floats": group.gather([0.1 * rank, float("inf")], step=[7]).tolist(),
+        "many": group.gather([rank] * 600).sum(),
+        "bytes": group.broadcast_bytes(b"weights" if rank == 1 else None, 1),
+        "empty": group.broadcast_bytes(b"" if rank == 0 else None, 0),
+        "all bytes": group.gather_bytes(b"ab" * rank),
+    }
+    with pytest.raises(DesynchronizedError, match=f"rank {rank} of generation 3: .* all 2 ranks"):
+        group.gather([1], step=[7 + rank])
+    with pytest.raises(DesynchronizedError):
+        group.gather([1] * (rank + 1))
+    group.close()
+    group.close()
+    results["destroyed"] = not dist.is_initialized()
+    return results
+
+
+def test_ranks_exchange_numbers_and_bytes_at_the_same_step_only(tmp_path: Path) -> None:
+    for results in run_ranks(collectives_main, 2, tmp_path):
+        assert results == {
+            "integers": [[0, 2**62], [1, 2**62 + 1]],
+            "floats": [[0.0, float("inf")], [0.1, float("inf")]],
+            "many": 600,
+            "bytes": b"weights",
+            "empty": b"",
+            "all bytes": [b"", b"ab"],
+            "destroyed": True,
+        }
+
+
+def past_main(rank: int, world_size: int, path: Path) -> list[list[int]]:
+    if rank == 0:  # it has been through three attempts that failed in three ways, the others through none
+        store = dist.FileStore(str(path / "nobody"), world_size)
+        with pytest.raises(PeerLostError, match=r"generation 0: rank 1 did not arrive within 0\.1 s"):
+            RankGroup(rank=0, world_size=2, store=store, timeout_s=0.1, interface=loopback_interface())
+        with pytest.raises(PeerLostError, match="generation 1 was called off"):
+            RankGroup(rank=0, world_size=2, store=store, generation=1, is_called_off=lambda: True)
+        store.set("rlzmq/generation_2/here/1", "1")  # it came, and died before it connected
+        with pytest.raises(PeerLostError, match="forming the group failed"):
+            RankGroup(
+                rank=0,
+                world_size=2,
+                store=store,
+                generation=2,
+                forming_timeout_s=0.2,
+                interface=loopback_interface(),
+            )
+    group = form_group(path, rank, world_size, generation=3)
+    gathered: list[list[int]] = group.gather([rank]).tolist()
+    group.close()
+    return gathered
+
+
+def test_ranks_come_together_whatever_their_former_attempts_were(tmp_path: Path) -> None:
+    assert run_ranks(past_main, 2, tmp_path) == [[[0], [1]]] * 2
+
+
+def test_a_wrong_rank_is_refused() -> None:
+    with pytest.raises(ValueError, match="world_size=2, got 2"):
+        RankGroup(rank=2, world_size=2, store=dist.HashStore())
+
+
+def test_the_parameter_hash_sees_every_bit_name_and_shape() -> None:
+    state = {"w": torch.tensor([1.0, 2.0]), "b": torch.zeros(())}
+    same = {"b": torch.zeros(()), "w": torch.tensor([1.0, 2.0])}
+    assert parameter_hash(state) == parameter_hash(same)
+    flipped = state["w"].clone()
+    flipped.view(torch.int32)[0] ^= 1
+    others = [state | {"w": flipped}, state | {"w": state["w"][None]}, {"v": state["w"], "b": state["b"]}]
+    assert len({parameter_hash(other) for other in [state, *others]}) == 4

@@ -24,6 +24,7 @@ from rlzmq.algorithms.dqn.dqn_module import DefaultDQNModule
 from rlzmq.core.tree import tree_leaves
 from rlzmq.learners.replay_learner import BurnIn
 from rlzmq.replay import EpisodeReplayBuffer
+from tests.support.runs import small
 
 
 class OnlyTransitions(EpisodeReplayBuffer):
@@ -34,32 +35,26 @@ CELL, LONGEST, BURN_IN, GAMMA = 4, 6, 3, 0.9
 OBSERVATIONS = gym.spaces.Box(-1.0, 1.0, (2,), np.float32)
 
 
-def config(*, burn_in_len: int = BURN_IN, model: Any = None, **training: Any) -> DQNConfig:
-    made: Any = (
-        DQNConfig()
-        .environment(observation_space=OBSERVATIONS, action_space=gym.spaces.Discrete(2))
-        .training(
-            **{
-                "gamma": GAMMA,
-                "replay_buffer_config": {"type": "EpisodeReplayBuffer", "capacity": 1000},
-                "burn_in_len": burn_in_len,
-                "num_steps_sampled_before_learning_starts": 0,
-                "td_error_loss_fn": "mse",
-                **training,
-            }
-        )
-        .rl_module(
-            model_config={
-                "fcnet_hiddens": [5],
-                "use_lstm": True,
-                "lstm_cell_size": CELL,
-                "max_seq_len": LONGEST,
-                **(model or {}),
-            }
-        )
-        .debugging(seed=0)
+def config(*, model: Any = None, **training: Any) -> Any:
+    lstm = {"fcnet_hiddens": [5], "use_lstm": True, "lstm_cell_size": CELL, "max_seq_len": LONGEST}
+    settings = {
+        "gamma": GAMMA,
+        "replay_buffer_config": {"type": "EpisodeReplayBuffer", "capacity": 1000},
+        "burn_in_len": BURN_IN,
+        "num_steps_sampled_before_learning_starts": 0,
+        "td_error_loss_fn": "mse",
+    }
+    spaces = {"observation_space": OBSERVATIONS, "action_space": gym.spaces.Discrete(2)}
+    model = {**lstm, **(model or {})}
+    return small(
+        DQNConfig,
+        None,
+        num_envs_per_env_runner=1,
+        seed=0,
+        model_config=model,
+        **spaces,
+        **{**settings, **training},
     )
-    return made  # type: ignore[no-any-return]
 
 
 def episode(
@@ -271,19 +266,6 @@ def test_distributions_are_trained_on_sequences_too() -> None:
     result = learner.update(episodes=[episode(5, first=300)])["default_policy"]
     assert result["num_module_steps_trained"] > 0
     assert np.isfinite(result["qf_loss"])
-
-
-def test_both_paths_give_the_same_sequences() -> None:
-    learner = learner_with_steps(episode(13), episode(2, first=100))
-    batch = drawn(learner)
-    fused = learner._builder.of_episodes(batch).columns["default_policy"]
-    learner._learner_connector.time_pieces = True
-    generic = learner._builder.of_episodes(batch).columns["default_policy"]
-    assert fused.keys() == generic.keys()
-    for name in fused.keys() - {Columns.STATE_IN}:
-        assert torch.equal(fused[name], generic[name]), name
-    for name in ("h", "c"):
-        assert torch.equal(fused[Columns.STATE_IN][name], generic[Columns.STATE_IN][name])
 
 
 @pytest.mark.parametrize(

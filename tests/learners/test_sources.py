@@ -15,7 +15,6 @@ import pytest
 
 from rlzmq.connectors.connector_v2 import ConnectorV2
 from rlzmq.connectors.defaults import add_next_observations
-from rlzmq.core.update_plan import ReplayRatio
 from rlzmq.episodes.episode_batch import EpisodeBatch
 from rlzmq.episodes.single_agent_episode import SingleAgentEpisode
 from rlzmq.learners.batches import CircularBuffer
@@ -76,25 +75,6 @@ def test_a_rollback_undoes_what_a_failed_update_took() -> None:
 
 
 # -- the ratio ------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("ratio", [0.1, 0.37, 1.0, 4.0, 65.5])
-def test_trained_to_sampled_stays_within_a_batch_of_the_ratio(ratio: float) -> None:
-    counter, rng, batch = ReplayRatio(ratio, warm_up=100), np.random.default_rng(0), 32
-    sampled = trained = 0
-    for _ in range(500):
-        fresh = int(rng.integers(0, 20))
-        counter.sampled(fresh)
-        sampled += fresh
-        trained += counter.take(batch) * batch
-        assert 0 <= ratio * max(0, sampled - 100) - trained < batch
-    assert trained > 0
-    state = counter.get_state()
-    other = ReplayRatio(ratio, warm_up=100)
-    other.set_state(state)
-    counter.sampled(1000)
-    other.sampled(1000)
-    assert counter.take(batch) == other.take(batch)
 
 
 def fresh(seed: int, num_steps: int) -> EpisodeBatch:

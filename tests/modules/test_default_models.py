@@ -156,9 +156,7 @@ def test_integer_pixels_are_scaled_by_the_upper_bound() -> None:
 
 @pytest.mark.parametrize("entry", [[8, 3], [8, 0, 1], "conv", [8, 3, 1, "full"]])
 def test_malformed_conv_filters_are_refused(entry: Any) -> None:
-    with pytest.raises(
-        ConfigurationError, match=r"conv_filters'\]\[1\]: expected \[channels, kernel, stride\]"
-    ):
+    with pytest.raises(ConfigurationError, match=r"conv_filters'\]\[1\]: expected"):
         build(OBSERVATIONS["image"], conv_filters=[[8, 3, 1], entry])
 
 
@@ -309,9 +307,7 @@ def test_a_mask_for_several_choices() -> None:
 
 def test_a_mask_of_the_wrong_size_or_alone_is_refused() -> None:
     space = gym.spaces.Dict({"observations": VECTOR, "action_mask": gym.spaces.MultiBinary(4)})
-    with pytest.raises(
-        ConfigurationError, match=r"4 numbers, but the action space Discrete.3. has 3 choices"
-    ):
+    with pytest.raises(ConfigurationError, match=r"4 numbers, .*Discrete.3. has 3 choices"):
         build(space, THREE)
     with pytest.raises(ConfigurationError, match="an action mask and nothing else"):
         build(gym.spaces.Dict({"action_mask": MASK}), THREE)

@@ -94,14 +94,6 @@ def test_load_state_path_restores_after_building(tmp_path: Path) -> None:
         MultiRLModuleSpec({"c": spec()}, load_state_path=path).build()
 
 
-def test_what_does_not_fit_is_refused(tmp_path: Path) -> None:
-    path = spec().build().save_to_path(tmp_path / "m")
-    with pytest.raises(ValueError, match="expects shape"):
-        spec(model_config={"fcnet_hiddens": [5]}).build().restore_from_path(path)
-    with pytest.raises(CheckpointError, match="does not exist"):
-        RLModule.from_checkpoint(tmp_path / "nothing")
-
-
 class Wider(Custom):
     def setup(self) -> None:
         super().setup()

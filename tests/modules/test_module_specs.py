@@ -99,9 +99,7 @@ def test_modules_of_one_run_differ_and_do_not_depend_on_each_other() -> None:
 def test_a_missing_space_names_the_module(module_class: Any) -> None:
     specs = MultiRLModuleSpec({"p0": spec(module_class=module_class), "p1": spec(module_class=module_class)})
     specs["p1"].action_space = None
-    with pytest.raises(
-        ConfigurationError, match=r"module 'p1' .*no action_space.*RLModuleSpec\(action_space=…\)"
-    ):
+    with pytest.raises(ConfigurationError, match=r"module 'p1' .*no action_space"):
         specs.build()
     specs["p1"].observation_space = None
     with pytest.raises(ConfigurationError, match=r"module 'p1' .*no action_space and no observation_space"):

@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 import torch
 
-from rlzmq.core.errors import ConfigurationError
 from rlzmq.modules.multi_rl_module import MultiRLModule
 from rlzmq.modules.multi_rl_module_spec import MultiRLModuleSpec
 from rlzmq.modules.rl_module import TorchRLModule
@@ -38,19 +37,6 @@ def test_each_module_gets_its_part_of_the_batch_and_unknown_ids_are_left_out() -
         assert out["a"]["action_dist_inputs"].shape == (1, 2)
         assert out["b"]["action_dist_inputs"].shape == (5, 3)
     assert module.forward_train({}) == {}
-
-
-def test_a_forward_that_is_called_must_take_a_batch() -> None:
-    class TakesTwo(TorchRLModule):
-        def _forward(self, batch: Any, method: Any) -> Any: ...
-
-        def _forward_train(self, batch: dict[str, Any], **kwargs: Any) -> dict[str, Any]:
-            return {}
-
-    with pytest.raises(
-        ConfigurationError, match=r"TakesTwo\._forward: .*missing a required argument: 'method'"
-    ):
-        spec(module_class=TakesTwo).build()
 
 
 def test_modules_come_and_go_at_any_time() -> None:
@@ -137,3 +123,46 @@ def test_torchs_methods_reach_all_modules() -> None:
     shared.add_module("x", module["a"])
     shared.add_module("y", module["a"])
     assert len(list(shared.parameters())) == len(list(module["a"].parameters()))
+
+
+class Embeds(TorchRLModule):
+    def setup(self) -> None:
+        self.net = torch.nn.Linear(4, 8)
+
+    def _forward(self, batch: dict[str, Any], **kwargs: Any) -> dict[str, Any]:
+        return {"embeddings": self.net(batch["obs"])}
+
+
+class Head(TorchRLModule):
+    def setup(self) -> None:
+        self.net = torch.nn.Linear(8, 2)
+
+    def _forward(self, batch: dict[str, Any], **kwargs: Any) -> dict[str, Any]:
+        return {"action_dist_inputs": self.net(batch["embeddings"])}
+
+
+class SharedEncoder(MultiRLModule):
+    """Two heads on one encoder, in RLlib's form."""
+
+    def setup(self) -> None:
+        super().setup()
+        self.encoder = self._rl_modules["encoder"]
+
+    def _forward(self, batch: dict[str, Any], forward_type: str = "", **kwargs: Any) -> dict[str, Any]:
+        return {
+            module_id: self._rl_modules[module_id]._forward({**own, **self.encoder._forward(own)})
+            for module_id, own in batch.items()
+        }
+
+    def _forward_train(self, batch: dict[str, Any], **kwargs: Any) -> dict[str, Any]:
+        return self._forward(batch, "_forward_train", **kwargs)
+
+    _forward_inference = _forward_exploration = _forward_train
+
+
+def test_a_class_of_ones_own_may_share_an_encoder() -> None:
+    modules = {"encoder": spec(module_class=Embeds), **dict.fromkeys("ab", spec(module_class=Head))}
+    module = MultiRLModuleSpec(modules, multi_rl_module_class=SharedEncoder).build()
+    for forward in (module.forward_train, module.forward_inference):
+        outputs = forward({"a": {"obs": torch.zeros(3, 4)}, "b": {"obs": torch.zeros(2, 4)}})
+        assert outputs["b"]["action_dist_inputs"].shape == (2, 2)

@@ -9,10 +9,11 @@ import numpy as np
 import pytest
 import torch
 
-from rlzmq import Columns, PPOConfig, RLModuleSpec, TorchRLModule, ValueFunctionAPI
+from rlzmq import Columns, RLModuleSpec, TorchRLModule, ValueFunctionAPI
 from rlzmq.core.errors import ConfigurationError
 from rlzmq.modules.distributions import TorchCategorical
 from rlzmq.modules.output_check import check_acting_outputs
+from tests.support.runs import small
 
 BOX = gym.spaces.Box(-1.0, 1.0, (4,), np.float32)
 DISCRETE = gym.spaces.Discrete(2)
@@ -61,15 +62,10 @@ class WideInTraining(Odd):
         return {DIST: self.pi(batch[Columns.OBS])}
 
 
-def config_with(module_class: type, action_space: gym.Space[Any] = DISCRETE) -> PPOConfig:
+def config_with(module_class: type, action_space: gym.Space[Any] = DISCRETE) -> Any:
     env_config = {"observation_space": BOX, "action_space": action_space}
-    return (
-        PPOConfig()
-        .environment("rlzmq.envs.examples:RandomEnv", env_config=env_config)
-        .env_runners(num_env_runners=0)
-        .rl_module(rl_module_spec=RLModuleSpec(module_class=module_class))
-        .debugging(seed=1)
-    )
+    spec = RLModuleSpec(module_class=module_class)
+    return small(env="rlzmq.envs.examples:RandomEnv", env_config=env_config, rl_module_spec=spec)
 
 
 SAMPLES = "'action_dist_inputs' out of _forward_exploration"
@@ -95,25 +91,6 @@ def test_an_output_that_does_not_fit_is_named_with_both_shapes_at_build(
         config_with(module_class).build()
     assert text in str(caught.value)
     assert f"module 'default_policy' ({module_class.__name__}): " in str(caught.value)
-
-
-@pytest.mark.parametrize(
-    ("action_space", "text"),
-    [
-        (
-            gym.spaces.Box(-1.0, 1.0, (2,)),
-            "expected (3, 4), as TorchDiagGaussian of action_space Box(-1.0, 1.0, (2,)",
-        ),
-        (
-            gym.spaces.Dict(a=DISCRETE, b=BOX),
-            "expected (3, 10), as TorchMultiDistribution of action_space Dict('a'",
-        ),
-    ],
-)
-def test_the_width_follows_from_the_action_space(action_space: gym.Space[Any], text: str) -> None:
-    with pytest.raises(ConfigurationError) as caught:
-        config_with(Odd, action_space).build()
-    assert f"has the shape (3, 2) for 3 observations; {text}" in str(caught.value)
 
 
 class OwnCategorical(TorchCategorical):

@@ -1,7 +1,8 @@
-"""RLModule: custom modules, modes and gradients around forward passes, outputs checked at the call, state."""
+"""RLModule: custom modules, modes and gradients around forward passes, checked outputs, state, mix-ins."""
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import gymnasium as gym
@@ -11,9 +12,16 @@ import torch
 from torch import nn
 
 from rlzmq.episodes.columns import Columns
-from rlzmq.modules.distributions import TorchCategorical, TorchDiagGaussian, TorchMultiDistribution
-from rlzmq.modules.rl_module import InferenceOnlyAPI, TorchRLModule, ValueFunctionAPI
+from rlzmq.modules.rl_module import (
+    InferenceOnlyAPI,
+    QNetAPI,
+    SelfSupervisedLossAPI,
+    TargetNetworkAPI,
+    TorchRLModule,
+    ValueFunctionAPI,
+)
 from rlzmq.modules.spec import RLModuleSpec
+from rlzmq.modules.weights import WeightsLayout
 
 OBS = gym.spaces.Box(-1.0, 1.0, (4,))
 ACT = gym.spaces.Discrete(2)
@@ -50,16 +58,6 @@ def ten_lines(**kwargs: Any) -> TenLines:
     return TenLines(OBS, ACT, model_config={"hidden": 8}, **kwargs)
 
 
-def test_a_custom_module_in_ten_lines_acts_and_trains() -> None:
-    module = RLModuleSpec(TenLines, OBS, ACT, model_config={"hidden": 8}).build()
-    batch = {Columns.OBS: torch.zeros(3, 4)}
-    for forward in (module.forward_inference, module.forward_exploration, module.forward_train, module):
-        assert forward(batch)[Columns.ACTION_DIST_INPUTS].shape == (3, 2)
-    assert module.get_train_action_dist_cls() is TorchCategorical
-    assert not module.is_stateful()
-    assert module.get_initial_state() == {}
-
-
 def test_acting_is_in_eval_mode_without_gradients_and_restores_the_mode() -> None:
     module = ten_lines().train()
     batch = {Columns.OBS: torch.ones(3, 4)}
@@ -92,9 +90,7 @@ def returning(outputs: Any, **config: Any) -> Returns:
 
 
 def test_missing_outputs_are_errors_at_the_call() -> None:
-    with pytest.raises(
-        ValueError, match=r"module 'policy_1' .*'action_dist_inputs' or 'actions', got 'logits'"
-    ):
+    with pytest.raises(ValueError, match=r"module 'policy_1' .* got 'logits'"):
         returning({"logits": 1}).forward_exploration({})
     with pytest.raises(TypeError, match=r"module 'policy_1'.*must return a dict of columns, got Tensor"):
         returning(torch.zeros(1)).forward_inference({})
@@ -125,16 +121,6 @@ def test_a_module_without_action_space_may_return_what_it_likes() -> None:
 )
 def test_a_non_empty_initial_state_makes_a_module_stateful(state: Any) -> None:
     assert returning({}, state=state).is_stateful()
-
-
-def test_the_distribution_follows_the_action_space() -> None:
-    box = TenLines(OBS, gym.spaces.Discrete(3), model_config={"hidden": 2})
-    box.action_space = gym.spaces.Box(-1, 1, (2,))
-    assert box.get_inference_action_dist_cls() is TorchDiagGaussian
-    nested = Returns(OBS, gym.spaces.Tuple([ACT, ACT]), model_config={})
-    cls = nested.get_exploration_action_dist_cls()
-    assert issubclass(cls, TorchMultiDistribution)
-    assert nested.get_exploration_action_dist_cls() is cls  # made once
 
 
 def test_inference_only_leaves_out_what_learners_need() -> None:
@@ -200,3 +186,53 @@ def test_half_precision_weights_are_given_as_floats_without_loss() -> None:
     twin = ten_lines().to(torch.bfloat16)
     twin.set_state(state)
     np.testing.assert_equal(twin.get_state(), state)
+
+
+# -- mix-ins -------------------------------------------------------------------------------------------
+
+
+class QModule(TorchRLModule, QNetAPI, TargetNetworkAPI, InferenceOnlyAPI):
+    def setup(self) -> None:
+        self.q = nn.Linear(4, 2)
+
+    def _forward(self, batch: dict[str, Any], **kwargs: Any) -> dict[str, Any]:
+        return {"actions": self.q(batch["obs"]).argmax(-1)}
+
+    def compute_q_values(self, batch: dict[str, Any]) -> dict[str, torch.Tensor]:
+        return {"qf_preds": self.q(batch["obs"])}
+
+    def make_target_networks(self) -> None:
+        self.target_q = copy.deepcopy(self.q)
+
+    def get_target_network_pairs(self) -> list[tuple[Any, Any]]:
+        return [(self.q, self.target_q)]
+
+    def forward_target(self, batch: dict[str, Any], **kwargs: Any) -> Any:
+        return self.target_q(batch["obs"])
+
+    def get_non_inference_attributes(self) -> list[str]:
+        return ["target_q"]
+
+
+def test_target_networks_are_made_later_and_never_sent_to_runners() -> None:
+    learner, runner = (RLModuleSpec(QModule, OBS, ACT, inference_only=only).build() for only in (False, True))
+    before = WeightsLayout.of(learner).digest
+    learner.make_target_networks()
+    assert WeightsLayout.of(learner).digest == before == WeightsLayout.of(runner).digest
+    assert "target_q.weight" in learner.get_state()
+    assert list(learner.get_state(inference_only=True)) == list(runner.get_state())
+    runner.set_state(learner.get_state())
+    batch = {"obs": torch.randn(4, 4)}
+    assert torch.equal(learner.forward_target(batch), learner.compute_q_values(batch)["qf_preds"])
+    assert runner.forward_inference(batch)["actions"].shape == (4,)
+    with pytest.raises(NotImplementedError, match="QModule has no advantage stream"):
+        learner.compute_advantage_distribution(batch)
+
+
+@pytest.mark.parametrize(
+    "api", [InferenceOnlyAPI, QNetAPI, SelfSupervisedLossAPI, TargetNetworkAPI, ValueFunctionAPI]
+)
+def test_a_promise_that_is_not_kept_is_an_error_when_building(api: type[Any]) -> None:
+    broken = type("Broken", (TorchRLModule, api), {})
+    with pytest.raises(TypeError, match="abstract"):
+        RLModuleSpec(broken, OBS, ACT).build(module_id="p0")

@@ -13,8 +13,8 @@ from rlzmq.episodes.episode_batch import EpisodeBatch
 from rlzmq.episodes.multi_agent_episode import MultiAgentEpisode
 from rlzmq.episodes.single_agent_episode import SingleAgentEpisode
 from rlzmq.replay import MultiAgentEpisodeReplayBuffer, MultiAgentPrioritizedEpisodeReplayBuffer
-from rlzmq.replay.multi_agent_episode_replay_buffer import joined
 from rlzmq.replay.replay_buffer import divide_buffers
+from tests.replay.test_episode_replay_buffer import rows_of
 
 BUFFERS = (MultiAgentEpisodeReplayBuffer, MultiAgentPrioritizedEpisodeReplayBuffer)
 MODULES = {"a": "p", "b": "q", "c": "q"}
@@ -47,21 +47,6 @@ def episode_of(
     return episode.to_numpy()
 
 
-def rows_of(batch: Any) -> list[tuple[float, float, int, float, bool]]:
-    """(obs, next obs, action, reward, terminated) of each transition."""
-    columns, slots = batch.columns, batch.start
-    return list(
-        zip(
-            columns["obs"][slots].tolist(),
-            columns["obs"][slots + 1].tolist(),
-            columns["actions"][slots].tolist(),
-            columns["rewards"][slots].tolist(),
-            batch.terminated.tolist(),
-            strict=True,
-        )
-    )
-
-
 @pytest.mark.parametrize("cls", BUFFERS)
 def test_each_modules_items_are_the_steps_of_its_agents(cls: Any) -> None:
     buffer = cls(100, seed=1)
@@ -69,7 +54,14 @@ def test_each_modules_items_are_the_steps_of_its_agents(cls: Any) -> None:
     buffer.add([episode_of(1, 2, agents="ab", end="truncateds")])
     expected = {
         module: {
-            (observation(e, t, agent), observation(e, t + 1, agent), t, t + 1.0, e == 0 and t == 2)
+            (
+                observation(e, t, agent),
+                observation(e, t + 1, agent),
+                t,
+                t + 1.0,
+                (e, t) == (0, 2),
+                (e, t) == (1, 1),
+            )
             for e, length, agents in ((0, 3, "abc"), (1, 2, "ab"))
             for t in range(length)
             for agent in agents
@@ -102,7 +94,7 @@ def test_chunks_of_an_episode_are_joined_agent_by_agent() -> None:
         buffer.add(EpisodeBatch.from_episodes([whole.slice(slice(begin, end))]))
     assert buffer.get_metrics()["num_episodes_added_lifetime"] == 1
     batch = buffer.sample_modules(200, n_step=3, gamma=0.5)["p"]
-    first = {(obs, following, reward) for obs, following, _, reward, _ in rows_of(batch)}
+    first = {(obs, following, reward) for obs, following, _, reward, *_ in rows_of(batch)}
     assert (observation(0, 1, "a"), observation(0, 4, "a"), 2 + 3 / 2 + 4 / 4) in first
     assert {episode.get_observations(0) for episode in batch} == {observation(0, t, "a") for t in range(6)}
 
@@ -243,20 +235,6 @@ def test_steps_of_other_modules_are_counted_and_not_kept(cls: Any) -> None:
     buffer.keep_modules(["p", "q"])
     buffer.add(episode_of(3, 2, agents="a"))
     assert {obs // 1000 for obs, *_ in rows_of(buffer.sample_modules(30)["p"])} == {3.0}
-
-
-def test_items_of_several_modules_are_joined_to_one_batch() -> None:
-    buffer = MultiAgentEpisodeReplayBuffer(100, seed=1)
-    buffer.add(episode_of(0, 5))
-    samples = buffer.sample_modules(6)
-    batch = joined(samples)
-    assert (len(batch), batch.num_env_steps, batch.num_agent_steps) == (6, 6, 12)
-    assert batch.get_module_ids() == ["p", "q"]
-    for i, episode in enumerate(batch):
-        for module in "pq":
-            agent = episode.agent_episodes[module]
-            assert agent.module_id == episode.module_for(module) == module
-            assert agent.get_observations(0) == rows_of(samples[module])[i][0]
 
 
 def test_bad_input_is_named() -> None:

@@ -191,6 +191,9 @@ def test_events_unfold_their_tracebacks_and_bars_say_their_numbers(opened: Any, 
     with Served(tmp_path) as served:
         page = opened(served.enter())
         sync_api.expect(page.locator("#verdict")).to_contain_text("Bottleneck: env. Make it faster.")
+        sync_api.expect(page.locator("#verdict")).to_contain_text(
+            "Health: values diverge: They are 1e9. Lower lr."
+        )
         sync_api.expect(page.locator("#stages")).to_contain_text("env 75 %")
         sync_api.expect(page.locator("#drops")).to_contain_text("20 of 500 sampled (4 %); 480 trained.")
         bars = page.locator("#lag .columns li")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 import re
 import stat
@@ -229,26 +228,6 @@ def test_every_panel_of_the_grafana_file_shows_something_of_a_real_run(tmp_path:
             labels = re.findall(r"{{(\w+)}}", target.get("legendFormat", ""))
             labels += re.findall(r"\w+", "".join(re.findall(r"by \(([\w, ]+)\)", target["expr"])))
             assert all(set(labels) <= sample.labels.keys() for sample in found), panel["title"]
-
-
-def test_the_panels_of_a_run_say_where_time_goes_what_was_dropped_and_what_went_wrong(tmp_path: Path) -> None:
-    directory = make_run(tmp_path / "runs/a", [])
-    for iteration in range(1, 5):
-        lag = {"min": 0, "mean": 1.0, "max": 25, "num_env_steps": [100, 20, *[0] * 17, iteration]}
-        directory.log({**result(iteration, 500, 7.0), **SCRAPED, "policy_lag": lag})
-    directory.events.add_error(ValueError("no way"))
-    ended(directory)
-    with Served(tmp_path) as served:
-        events = served.enter().events()
-        found = dict(itertools.islice(events, 8))
-    assert found["stages"] == {**SCRAPED["bottleneck"], "health": ["values diverge: They are 1e9. Lower lr."]}  # type: ignore[dict-item]
-    assert found["drops"] == {"sampled": 500, "trained": 480, "reasons": {"stale": 12, "surplus": 8}}
-    assert found["lag"] == {"steps": [400, 80, *[0] * 17, 10], "is_open": True}
-    assert [(event["text"], "ValueError" in event["trace"]) for event in found["events"]] == [
-        ("ValueError: no way", True)
-    ]
-    assert found["grid"]["problem"] == "the run has ended"
-    assert found["trials"] == []
 
 
 def make_search(path: Path, num_trials: int) -> None:

@@ -18,6 +18,7 @@ from rlzmq.cli.main import main
 from rlzmq.telemetry import run_directory
 from rlzmq.telemetry.run_directory import EventLog, RunDirectory
 from rlzmq.telemetry.view import LinesView, PanelView, make_view, sparkline, summary_line
+from tests.support.runs import ShortEnv
 from tests.telemetry.test_runs import make_run
 
 
@@ -268,23 +269,19 @@ def test_a_flood_ends_with_a_note(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     ]  # fmt: skip
 
 
+class Fragile(ShortEnv):
+    def reward(self, action: Any) -> float:
+        raise RuntimeError("the wheel came off")
+
+
 def test_a_run_that_ends_with_an_error_keeps_the_users_frames(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (tmp_path / "fragile.py").write_text(
-        "import gymnasium as gym, numpy as np\n"
-        "class Fragile(gym.Env):\n"
-        "    observation_space = gym.spaces.Box(-1, 1, (2,), np.float32)\n"
-        "    action_space = gym.spaces.Discrete(2)\n"
-        "    def reset(self, *, seed=None, options=None):\n"
-        "        super().reset(seed=seed); return np.zeros(2, np.float32), {}\n"
-        "    def step(self, action):\n"
-        "        raise RuntimeError('the wheel came off')\n"
-    )
-    arguments = ["--env", "fragile:Fragile", "--num-env-runners", "0", "--preset", "none", "--run-dir", "run"]
+    env = f"{__name__}:Fragile"
+    arguments = ["--env", env, "--num-env-runners", "0", "--preset", "none", "--run-dir", "run"]
     monkeypatch.chdir(tmp_path)
     assert main(["train", "ppo", *arguments, "--restart-failed-sub-environments", "false"]) == 70
     last = events_in(tmp_path / "run")[-1]
     assert (last["level"], last["source"]) == ("error", "run")
     assert "the wheel came off" in last["text"]
-    assert "fragile.py" in last["trace"]
+    assert "test_view_and_run_directory.py" in last["trace"]

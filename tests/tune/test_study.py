@@ -111,22 +111,6 @@ def test_a_driver_elsewhere_is_dead_when_its_heartbeat_stops(
     assert near.take_over_lost() == 1
 
 
-def test_a_failed_trial_runs_again_when_it_is_forgotten(tmp_path: Path) -> None:
-    record = study(tmp_path)
-    record.ensure_waiting(1)
-    claim = record.claim()
-    assert claim is not None
-    assert end(record, claim, "ERROR")
-    record.ensure_waiting(1)
-    assert record.claim() is None
-    record.forget(0)
-    again = record.claim()
-    assert again is not None
-    assert again.parameters == claim.parameters
-    assert end(record, again)
-    assert [ended.status for ended in record.ended()] == ["TERMINATED"]
-
-
 def test_a_storage_that_cannot_be_used_is_named_without_its_password(tmp_path: Path) -> None:
     url = f"sqlite:///{tmp_path}/missing/study.db"
     with pytest.raises(ConfigurationError, match=r"The storage sqlite:///.*missing/study.db cannot be used"):

@@ -20,16 +20,8 @@ HERE = Path(__file__).parent
 
 
 def test_pyright_finds_the_wrong_lines_and_no_others() -> None:
-    command = [
-        sys.executable,
-        "-m",
-        "pyright",
-        "--outputjson",
-        "--pythonpath",
-        sys.executable,
-        "-p",
-        str(HERE),
-    ]
+    options = ["--outputjson", "--pythonpath", sys.executable, "-p", str(HERE)]
+    command = [sys.executable, "-m", "pyright", *options]
     done = subprocess.run(command, capture_output=True, text=True, timeout=100)
     report = json.loads(done.stdout)
     assert report["generalDiagnostics"] == []
