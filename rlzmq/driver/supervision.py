@@ -13,7 +13,8 @@ allows, and leases its steps to others; when it speaks again, it registers again
 
 A runner's death, in order::
 
-    its process ends (ActorHandle.exited); if the broker expelled it, BrokerPipeline._watch kills it
+    its process ends, which the fork server reports (ActorHandle.exited); if the broker expelled it,
+    BrokerPipeline._watch kills it
     Supervisor._supervise    waits for the back-off, starts a process at its place; calls `prepare`:
         AsyncEnvRunnerGroup._bring_up_to_date    env config, weights and connector state of its predecessor
         BrokerPipeline._connect_runner           addresses and keys; the runner says HELLO
