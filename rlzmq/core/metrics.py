@@ -747,12 +747,9 @@ class StageTimers(dict[str, list[float]]):
 
     def add(self, name: str, total: float, num_calls: int = 1) -> None:
         """Add a number of calls and their total time."""
-        sums = self.get(name)
-        if sums is None:
-            self[name] = [num_calls, total]
-        else:
-            sums[0] += num_calls
-            sums[1] += total
+        sums = self.setdefault(name, [0, 0])
+        sums[0] += num_calls
+        sums[1] += total
 
     def add_stage(self, name: str, begin_s: float, end_s: float) -> None:
         """Add one call between two times of ``time.perf_counter``, also to the trace."""
@@ -777,7 +774,9 @@ class StageTimers(dict[str, list[float]]):
     def merge(self, sums: Mapping[str, Sequence[float]]) -> None:
         """Add what another's `take` returned."""
         for name, (num_calls, total) in sums.items():
-            self.add(name, total, int(num_calls))
+            mine = self.setdefault(name, [0, 0])  # not `add`: each update merges a dozen
+            mine[0] += int(num_calls)
+            mine[1] += total
 
     def reduce(self) -> dict[str, Any]:
         """Return means per call, nested by name, and reset the sums."""

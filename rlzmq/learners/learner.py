@@ -529,7 +529,8 @@ class Learner(TellsUncalled, Checkpointable):
         num_before = report.num_gradient_updates_lifetime
         trained = self.trained_module_ids
         skipped = self.optimizers.step(gradients_dict, trained, num_before, are_clipped=are_clipped)
-        report.num_skipped.update(skipped)
+        if skipped:
+            report.num_skipped.update(skipped)
 
     def steps_optimizer(self, module_id: str, optimizer_name: str) -> bool:
         """Return whether the current minibatch's step includes an optimizer, see ``every`` of `register_optimizer`."""

@@ -81,6 +81,9 @@ class LearnerReport:
         self.num_module_steps_trained_lifetime: Counter[str] = Counter()
         self.was_trained: bool = True
         self.num_updates_in_vain: int = 0
+        self.num_module_steps: Counter[str] = Counter()
+        self.num_steps_due: Counter[str] = Counter()
+        self.num_skipped: Counter[str] = Counter()
         self._newest: list[tuple[str, dict[str, Any]]] = []
         self._logged: defaultdict[str, dict[str, list[Any]]] = defaultdict(dict)
         self._earlier: defaultdict[str, dict[str, list[Any]]] = defaultdict(dict)
@@ -108,9 +111,8 @@ class LearnerReport:
         self.num_batches: int = 0
         self.num_minibatches: int = 0
         self.num_env_steps: int = 0
-        self.num_module_steps: Counter[str] = Counter()
-        self.num_steps_due: Counter[str] = Counter()
-        self.num_skipped: Counter[str] = Counter()
+        for counts in (self.num_module_steps, self.num_steps_due, self.num_skipped):
+            counts.clear()
         self.minibatch_rows: dict[str, int] = {}
 
     def end(self, exchanged_s: float, weights_version: int) -> None:

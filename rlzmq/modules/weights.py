@@ -102,12 +102,13 @@ def parameters_of(module: nn.Module) -> list[Tensor]:
 def is_trainable(module: object) -> bool:
     """Return whether a module has trainable parameters."""
     parts: list[nn.Module | None] = [module] if isinstance(module, nn.Module) else []
-    for part in parts:  # grows
+    while parts:  # depth first: the first dense layer mostly has one
+        part = parts.pop()
         if part is not None:
             for parameter in part._parameters.values():
                 if parameter is not None and parameter.requires_grad:
                     return True
-            parts += part._modules.values()
+            parts += reversed(part._modules.values())
     return False
 
 

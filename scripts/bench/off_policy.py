@@ -4,9 +4,9 @@ Env steps per second of whole runs in one process with one thread: CartPole-v1 (
 environment, one minibatch per env step. Against RLlib: its defaults, which are also rlzmq's (DQN: double and
 dueling, prioritized replay, batches of 32, tanh 2×256; SAC: twin critics, prioritized replay, batches of 256,
 2×256). Against Stable-Baselines3: what it has, so a single Q network without dueling and a uniform buffer; same
-widths, batches, target updates and clipping. "As in the RL Zoo" are the settings that Stable-Baselines3's RL
-Zoo tuned for DQN on CartPole-v1: 128 minibatches of 64 rows after every 256 env steps. Each side trains past its
-warm-up before its first turn.
+widths, batches, target updates and clipping. "Eight steps at a time": eight minibatches after every eight env
+steps. "As in the RL Zoo" are the settings that Stable-Baselines3's RL Zoo tuned for DQN on CartPole-v1: 128
+minibatches of 64 rows after every 256 env steps. Each side trains past its warm-up before its first turn.
 """
 
 from __future__ import annotations
@@ -43,11 +43,13 @@ def comparisons(options: argparse.Namespace) -> Iterator[Comparison]:
             {"rlzmq": Side(rlzmq, settings), "RLlib": Side(rllib, settings, "rllib")},
             turn_s=4.0,
         )
-        yield Comparison(
-            f"{algorithm.upper()} as Stable-Baselines3",
-            {"rlzmq": Side(rlzmq, settings | {"as_sb3": True}), "SB3": Side(sb3, settings, "sb3")},
-            turn_s=4.0,
-        )
+        for num_steps, title in ((1, ""), (8, ", eight steps at a time")):
+            settings = {"algorithm": algorithm, "num_steps": num_steps}
+            yield Comparison(
+                f"{algorithm.upper()} as Stable-Baselines3{title}",
+                {"rlzmq": Side(rlzmq, settings | {"as_sb3": True}), "SB3": Side(sb3, settings, "sb3")},
+                turn_s=4.0,
+            )
     yield Comparison(
         "DQN as in the RL Zoo", {"rlzmq": Side(rlzmq_zoo), "SB3": Side(sb3_zoo, {}, "sb3")}, turn_s=4.0
     )
@@ -60,11 +62,14 @@ def configured(config: Any, algorithm: str) -> Any:
     return config.training(num_steps_sampled_before_learning_starts=WARM_UP[algorithm])
 
 
-def rlzmq(algorithm: str, as_sb3: bool = False) -> Turn:
+def rlzmq(algorithm: str, as_sb3: bool = False, num_steps: int = 1) -> Turn:
+    """As many minibatches as env steps, after every `num_steps` of these."""
     from rlzmq.algorithms.dqn import DQNConfig
     from rlzmq.algorithms.sac import SACConfig
 
     config: Any = configured((DQNConfig if algorithm == "dqn" else SACConfig)(), algorithm)
+    config.env_runners(rollout_fragment_length=num_steps)
+    config.training(training_intensity=config.train_batch_size_per_learner)
     if as_sb3:
         config.training(replay_buffer_config={"type": "EpisodeReplayBuffer", "capacity": CAPACITY})
         if algorithm == "dqn":
@@ -109,7 +114,7 @@ def rllib(algorithm: str) -> Turn:
     return trained(config.build_algo(), WARM_UP[algorithm])
 
 
-def sb3(algorithm: str) -> Turn:
+def sb3(algorithm: str, num_steps: int) -> Turn:
     """The same network, batches and updates per env step."""
     import stable_baselines3
     import torch
@@ -118,8 +123,8 @@ def sb3(algorithm: str) -> Turn:
         "env": ENVS[algorithm],
         "learning_starts": WARM_UP[algorithm],
         "buffer_size": CAPACITY,
-        "train_freq": 1,
-        "gradient_steps": 1,
+        "train_freq": num_steps,
+        "gradient_steps": num_steps,
         "seed": 0,
         "device": "cpu",
     }
