@@ -76,49 +76,58 @@ class EnvFailures:
                 ``config.env_failures_per_minute_tolerance``. Its cause is ``error``, its ``way_there`` is `way`.
         """
         runner = self._runner
-        config = runner.config
         end_if_out_of_memory(error, f"env runner {runner.worker_index}")
         if isinstance(error, ExitRaisedError):  # from an environment's subprocess; a new one would exit too
             raise error
         self.num += 1
         self.num_in_a_row += 1
         head = self._head(error, env_index, where)
-        if expected := _interface_of(error, where):  # a new environment would do the same
-            self._stop(head, f"{expected} Correct {resolve_env(config.env).label}.", "", error, way)
         how = f"{way or 'The steps that led to it are not known.'} {runner.describe_envs()}"
+        if expected := _interface_of(error, where):  # a new environment would do the same
+            text = f"{head} {expected} Correct {resolve_env(runner.config.env).label}."
+        elif reason := self._reason_to_stop(error, way):
+            text = f"{head} {reason} {how}"
+        else:
+            if not isinstance(
+                error, StepFailedRecreateEnvError
+            ):  # requested by the environment, not an error
+                self._log(f"{head} The environment is recreated. {how}", error)
+            return
+        failure = EnvError(text)
+        failure.way_there = way  # type: ignore[attr-defined]
+        if not is_of_user(error) and not shows_all_frames():  # only lines of rlzmq
+            raise failure from None
+        raise failure from error
+
+    def _reason_to_stop(self, error: BaseException, way: Reproduction | None) -> str | None:
+        config = self._runner.config
         if not config.restart_failed_sub_environments:
-            self._stop(
-                head,
-                "Set config.fault_tolerance(restart_failed_sub_environments=True) to continue with a new one.",
-                how,
-                error,
-                way,
+            return (
+                "Set config.fault_tolerance(restart_failed_sub_environments=True) to continue with a new one."
             )
         kind, last = (type(error), place_of(error)), self._last_kind
         self._last_kind = kind if way is not None and len(way.actions) <= 1 else None
         if isinstance(error, _MISTAKES) and kind == last == self._last_kind:
-            self._stop(
-                head,
-                "A new environment raised the same error at once: correct the environment.",
-                how,
-                error,
-                way,
-            )
-        in_a_row = self.num_in_a_row
+            return "A new environment raised the same error at once: correct the environment."
         tolerance = config.num_consecutive_env_runner_failures_tolerance
-        if in_a_row > tolerance:
-            self._stop(
-                head,
-                f"It is failure {in_a_row} in a row without a finished episode, more than "
-                f"num_consecutive_env_runner_failures_tolerance={tolerance}.",
-                how,
-                error,
-                way,
+        if self.num_in_a_row > tolerance:
+            return (
+                f"It is failure {self.num_in_a_row} in a row without a finished episode, more than "
+                f"num_consecutive_env_runner_failures_tolerance={tolerance}."
             )
-        if isinstance(error, StepFailedRecreateEnvError):  # requested by the environment, not an error
-            return
-        self._check_rate(head, how, error, way)
-        self._log(f"{head} The environment is recreated. {how}", error)
+        if isinstance(error, StepFailedRecreateEnvError):
+            return None
+        most, now = config.env_failures_per_minute_tolerance, time.perf_counter()
+        self._times.append(now)
+        while self._times[0] < now - _WINDOW_S:
+            self._times.popleft()
+        if most is not None and len(self._times) > most:
+            return (
+                f"These are {len(self._times)} failures within {_WINDOW_S:.0f} s, more than "
+                f"env_failures_per_minute_tolerance={most}: correct the environment, or raise the tolerance "
+                "(None: any number)."
+            )
+        return None
 
     def way_to(self, batch: Any, value: BadValue) -> Reproduction | None:
         """Return the steps that led an environment to a value in the last sampled batch, if known.
@@ -150,30 +159,6 @@ class EnvFailures:
         elif math.log10(num).is_integer():
             who = f"Environments of env runner {self._runner.worker_index} have"
             _log.warning("%s raised %s at %s %d times.", who, *kind, num, exc_info=shown)
-
-    def _check_rate(self, head: str, how: str, error: BaseException, way: Reproduction | None) -> None:
-        tolerance = self._runner.config.env_failures_per_minute_tolerance
-        now = time.perf_counter()
-        self._times.append(now)
-        while self._times and self._times[0] < now - _WINDOW_S:
-            self._times.popleft()
-        if tolerance is not None and len(self._times) > tolerance:
-            self._stop(
-                head,
-                f"These are {len(self._times)} failures within {_WINDOW_S:.0f} s, more than "
-                f"env_failures_per_minute_tolerance={tolerance}: correct the environment, or raise the tolerance "
-                "(None: any number).",
-                how,
-                error,
-                way,
-            )
-
-    def _stop(self, head: str, reason: str, how: str, error: BaseException, way: Reproduction | None) -> None:
-        failure = EnvError(f"{head} {reason} {how}".rstrip())
-        failure.way_there = way  # type: ignore[attr-defined]
-        if not is_of_user(error) and not shows_all_frames():  # only lines of rlzmq
-            raise failure from None
-        raise failure from error
 
     def _head(self, error: BaseException, env_index: int | None, where: str) -> str:
         """Return who raised what, and where in the user's code."""

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterable
+from dataclasses import fields, is_dataclass
 from typing import Any
 
 import numpy as np
 from hypothesis import strategies as st
 
 from rlzmq.algorithms.ppo import PPOConfig
-from rlzmq.core.plain import from_plain
 from rlzmq.core.tree import tree_leaves, tree_stack
 from rlzmq.envs.examples import RandomEnv
 
@@ -110,19 +110,26 @@ def assert_same(a: Iterable[Any], b: Iterable[Any]) -> None:
 
 
 def assert_alike(left: Any, right: Any) -> None:
-    """Two plain states are equal but for durations and spaces; floats may differ in the last digits."""
+    """Two states of episodes are equal but for durations and spaces; floats may differ in the last digits."""
     with contextlib.suppress(ValueError):  # of arrays
         if left == right:
             return
-    if isinstance(left, dict) and not any(str(key).startswith("__") for key in left):
+    if is_dataclass(left):
+        left, right = ({each.name: getattr(own, each.name) for each in fields(own)} for own in (left, right))
+    if isinstance(left, dict):
         assert left.keys() == right.keys()
-        for key in left.keys() - {"duration_s", "agent_to_module_mapping_fn", "observation_space"}:
+        for key in left.keys() - {
+            "duration_s",
+            "agent_to_module_mapping_fn",
+            "observation_space",
+            "repeated",
+        }:
             assert_alike(left[key], right[key])
-    elif isinstance(left, list):
+    elif isinstance(left, list | tuple):
         for one, two in zip(left, right, strict=True):
             assert_alike(one, two)
     else:
-        one, two = (np.asarray(from_plain(x) if isinstance(x, dict) else x) for x in (left, right))
+        one, two = np.asarray(left), np.asarray(right)
         assert one.dtype == two.dtype
         if one.dtype.kind == "f":
             np.testing.assert_allclose(one, two, rtol=1e-6, atol=1e-6)
