@@ -276,13 +276,9 @@ def read_component(path: str | Path, component: str) -> dict[str, Any]:
     place = checkpoint_place(path)
     if component == _MODULES or component.startswith(f"{_MODULES}/"):
         module_id = component.removeprefix(_MODULES).lstrip("/") or None
-        states = read_module_states(place, module_id)
-        modules = states if module_id is None else {module_id: states}
-        return {"learner_group": {"learner": {"rl_module": modules}}}
-    state = read_part(place, component)
-    for name in reversed(component.split("/")):
-        state = {name: state}
-    return state  # type: ignore[no-any-return]
+        return {"learner_group": {"learner": {"rl_module": read_module_states(place, module_id)}}}
+    name, _, inside = component.partition("/")
+    return {name: read_part(place, name, inside or None)}
 
 
 def with_stored_seed(config: _Config, path: str | Path) -> _Config:

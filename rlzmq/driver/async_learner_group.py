@@ -380,8 +380,7 @@ class AsyncLearnerGroup:
         part = (component or "").strip("/").removeprefix("learner").strip("/")
         name, _, module_id = part.partition("/")
         if name == "rl_module":
-            states = read_module_states(path, module_id or None)
-            await self.set_weights({module_id: states} if module_id else states)
+            await self.set_weights(read_module_states(path, module_id or None))
         else:
             await self.set_state(read_part(path, LEARNER_PATH, part))
 

@@ -285,7 +285,7 @@ def weights_to_load(
                 raise CheckpointError(f"{multi_rl_module_ckpt_dir} has no module {module_id!r}.{names}")
             weights[module_id] = found[module_id]
     for module_id, path in (rl_module_ckpt_dirs or {}).items():
-        weights[module_id] = read_module_states(path, module_id)
+        weights |= read_module_states(path, module_id)
     for module_id in weights:
         mine[module_id]  # raises KeyError if the learners have no such module
     return weights

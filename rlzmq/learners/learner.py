@@ -876,8 +876,7 @@ class Learner(TellsUncalled, Checkpointable):
         self.build()
         name, _, module_id = (component or "").strip("/").partition("/")
         if name == "rl_module":
-            states = read_module_states(path, module_id or None)
-            self.set_state({"rl_module": {module_id: states} if module_id else states})
+            self.set_state({"rl_module": read_module_states(path, module_id or None)})
         else:
             super().restore_from_path(path, component)
 

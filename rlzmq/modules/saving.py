@@ -128,12 +128,12 @@ def set_whole_state(module: Any, state: Mapping[str, Any], *, strict: bool | Non
 
 
 def read_module_states(path: str | Path, module_id: str | None = None) -> dict[str, Any]:
-    """Read the weights at a path (see the module docstring), without building a module.
+    """Return module id → weights at a path (see the module docstring), without building a module.
 
     Args:
         path: Path of the weights.
-        module_id: The module to read. If there are several at the path, the one with this id is read; a single one is
-            read regardless of its id. None: all modules, by id.
+        module_id: The only module to return. If there are several at the path, the one with this id is read; a single
+            one is read regardless of its id. None: all.
 
     Raises:
         CheckpointError: There is no such module.
@@ -148,8 +148,7 @@ def read_module_states(path: str | Path, module_id: str | None = None) -> dict[s
         raise CheckpointError(
             f"{path} has no module {module_id!r}.{did_you_mean(module_id, states)} Add the id of one to the path."
         )
-    weights: dict[str, Any] = states[module_id] if module_id in states else next(iter(states.values()))
-    return weights
+    return {module_id: states[module_id] if module_id in states else next(iter(states.values()))}
 
 
 def restore_module(module: Any, path: str | Path, *, module_ids: Collection[str] | None = None) -> None:

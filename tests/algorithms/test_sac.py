@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from rlzmq import Columns, ConfigurationError, CQLConfig, SACConfig, TQCConfig
-from rlzmq.algorithms.sac.sac_learner import critic_loss, critic_stats
+from rlzmq.algorithms.sac.sac_learner import critic_loss, loss_stats
 from rlzmq.algorithms.tqc.tqc_learner import quantile_critic_loss, quantile_targets
 from tests.support.losses import STATES, loss_of, one_layer, set_layer, transitions
 from tests.support.runs import ShortEnv, small
@@ -37,12 +37,12 @@ def test_each_critics_rows_are_weighted_and_squared_errors_count_in_full() -> No
     first, second = (0.5 * 0.0 + 1.0 * 0.0) / 2, (0.5 * (2.0 - 0.5) + 1.0 * 0.5 * 0.25) / 2
     assert losses.tolist() == pytest.approx([first, second])
     assert td_errors.tolist() == [1.0, 0.25]
-    assert {name: float(loss) for name, loss in critic_stats(losses).items()} == {
+    assert {name: float(loss) for name, loss in loss_stats(losses).items()} == {
         "qf_loss": pytest.approx(first),
         "qf_twin_loss": pytest.approx(second),
     }
     for single in (losses[:1], torch.tensor([1.0, 2.0, 3.0])):
-        assert critic_stats(single) == {"qf_loss": single.sum()}
+        assert loss_stats(single) == {"qf_loss": single.sum()}
     losses, td_errors = critic_loss(
         q_BC=torch.tensor([[1.0, 2.0], [0.0, 5.0]]),
         targets_B=torch.tensor([3.0, 1.0]),

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from rlzmq.algorithms.iql import IQLConfig, IQLTrainingSettings
-from rlzmq.algorithms.sac.sac_learner import critic_stats
+from rlzmq.algorithms.sac.sac_learner import loss_stats
 from rlzmq.algorithms.sac.sac_module import Critic, DefaultSACModule, critic_values, require_box
 from rlzmq.config.base_config import BaseConfig
 from rlzmq.config.model_config import DefaultModelConfig
@@ -155,7 +155,7 @@ class IQLLearner(OfflineLearner, TargetNetworkLearner):
             discounts_B=discounts(batch, config.gamma),
         )
         stats = {
-            **critic_stats(qf_losses_C),
+            **loss_stats(qf_losses_C),
             "value_loss": value_loss,
             "policy_loss": policy_loss,
             "qf_mean": q_BC.detach().mean(),

@@ -25,6 +25,7 @@ __all__ = [
     "critic_loss",
     "critic_stats",
     "critic_targets",
+    "loss_stats",
     "temperature_loss",
 ]
 
@@ -66,7 +67,19 @@ def critic_loss(*, q_BC: Tensor, targets_B: Tensor, weights_B: Tensor, kind: Err
     return CriticLoss((weights_B[:, None] * losses_BC).mean(0), td_errors_B)
 
 
-def critic_stats(losses_C: Tensor) -> dict[str, Tensor]:
+def critic_stats(critics: CriticLoss, q_BC: Tensor) -> dict[str, Scalar]:
+    """Return the critics' losses, values and errors for the results; the latter are computed if somebody reads them."""
+    values_BC = q_BC.detach()
+    return {
+        **loss_stats(critics.losses_C),
+        "qf_mean": values_BC.mean,
+        "qf_max": values_BC.max,
+        "qf_min": values_BC.min,
+        "td_error_mean": critics.td_errors_B.mean,
+    }
+
+
+def loss_stats(losses_C: Tensor) -> dict[str, Scalar]:
     """Return the critics' losses for the results: ``qf_loss`` and, of two critics, ``qf_twin_loss``; else their sum."""
     if len(losses_C) != 2:
         return {"qf_loss": losses_C.detach().sum()}
@@ -123,19 +136,14 @@ class SACLearner(ReplayLearner):
             log_alpha=module.log_alpha, logp_B=logp_B, target_entropy=target_entropy
         )
         self.note_td_errors(module_id, batch, critics.td_errors_B)
-        values_BC = q_BC.detach()
         stats: Mapping[str, Scalar] = {
-            **critic_stats(critics.losses_C),
+            **critic_stats(critics, q_BC),
             "policy_loss": policy_loss,
             "alpha_loss": alpha_loss,
             "alpha_value": alpha,
             "log_alpha_value": module.log_alpha,
             "target_entropy": target_entropy,
             "logps_mean": logp_B.detach().mean,
-            "qf_mean": values_BC.mean,
-            "qf_max": values_BC.max,
-            "qf_min": values_BC.min,
-            "td_error_mean": critics.td_errors_B.mean,
         }
         self.log_stats(module_id, stats)
         loss: Tensor = critics.losses_C.sum() + policy_loss + alpha_loss

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any, cast
 
 import torch
@@ -12,7 +11,6 @@ from rlzmq.algorithms.sac.sac_learner import critic_loss, critic_stats
 from rlzmq.algorithms.td3 import TD3Config, TD3TrainingSettings
 from rlzmq.config.base_config import BaseConfig
 from rlzmq.episodes.columns import Columns
-from rlzmq.learners.learner_report import Scalar
 from rlzmq.learners.replay_learner import ReplayLearner, importance_weights
 from rlzmq.learners.target_network_learner import discounts, target_outputs
 
@@ -55,15 +53,7 @@ class TD3Learner(ReplayLearner):
             kind=settings.td_error_loss_fn,
         )
         self.note_td_errors(module_id, batch, critics.td_errors_B)
-        values_BC = q_BC.detach()
-        stats: Mapping[str, Scalar] = {
-            **critic_stats(critics.losses_C),
-            "qf_mean": values_BC.mean,
-            "qf_max": values_BC.max,
-            "qf_min": values_BC.min,
-            "td_error_mean": critics.td_errors_B.mean,
-        }
-        self.log_stats(module_id, stats)
+        self.log_stats(module_id, critic_stats(critics, q_BC))
         loss: Tensor = critics.losses_C.sum()
         if not self.steps_optimizer(module_id, "policy"):
             return loss

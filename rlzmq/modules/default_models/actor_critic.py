@@ -100,7 +100,6 @@ def _is_float_box(space: gym.Space[Any]) -> bool:
 
 def _log_std_bound(space: gym.Space[Any], clip: float) -> Tensor | None:
     """Return the bound on the magnitude of each distribution input (inf: no bound); None if no input has a bound."""
-
     if clip is None or math.isinf(clip):
         return None
     if clip <= 0:
