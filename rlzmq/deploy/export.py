@@ -43,6 +43,7 @@ __all__ = [
     "PolicyGraph",
     "Port",
     "check_against",
+    "choices_of",
     "export_policy",
     "zeros_of",
 ]
@@ -329,7 +330,7 @@ class ExportCheck:
             return
         is_tie = np.zeros(len(rows), np.bool_)
         if inputs is not None:
-            start, lens = _choices(space)
+            start, lens = choices_of(space)
             begin = np.concatenate([[0], np.cumsum(lens)[:-1]])
             values = [
                 inputs[rows, begin[choices] + action.reshape(len(ours), -1)[rows, choices] - start[choices]]
@@ -417,7 +418,7 @@ def _random(space: gym.Space[Any], num_rows: int, rng: np.random.Generator) -> o
     return tree_map(drawn, space_tree(space))
 
 
-def _choices(space: Any) -> tuple[np.ndarray, np.ndarray]:
+def choices_of(space: Any) -> tuple[np.ndarray, np.ndarray]:
     """Return the first value and the number of values of each choice in a discrete leaf."""
     if isinstance(space, gym.spaces.Discrete):
         return np.array([int(space.start)]), np.array([int(space.n)])

@@ -22,7 +22,7 @@ from rlzmq.core.checkpoint import read_manifest
 from rlzmq.core.errors import CheckpointError, ConfigurationError, cut, printable
 from rlzmq.core.run_dir import checkpoints_at
 from rlzmq.core.synonyms import did_you_mean
-from rlzmq.deploy.export import PolicyGraph, Port
+from rlzmq.deploy.export import PolicyGraph, Port, choices_of
 
 __all__ = [
     "Arrays",
@@ -106,12 +106,11 @@ def _checked_rows(space: gym.Space[Any], array: _Array, where: str) -> _Array:
         )
     assert space.dtype is not None
     array = _as_dtype(array, space.dtype, where)
-    if isinstance(space, gym.spaces.Discrete):
-        _check_range(array, space.start, space.start + space.n - 1, space, where)
-    elif isinstance(space, gym.spaces.MultiDiscrete):
-        _check_range(array, space.start, space.start + space.nvec - 1, space, where)
-    elif isinstance(space, gym.spaces.MultiBinary):
-        _check_range(array, 0, 1, space, where)
+    if not isinstance(space, gym.spaces.Box):
+        first, num = choices_of(space)
+        flat = array.reshape(len(array), -1)
+        if not ((flat >= first) & (flat < first + num)).all():
+            raise RequestError(f"{where}: a value is outside of {_shown(space)}")
     return array
 
 
@@ -152,11 +151,6 @@ def _check_fits(array: _Array, dtype: np.dtype[Any], where: str) -> None:
     low, high = (0, 1) if dtype.kind == "b" else (np.iinfo(dtype).min, np.iinfo(dtype).max)
     if array.min() < low or array.max() > high:
         raise RequestError(f"{where}: expected numbers from {low} to {high} (dtype {dtype})")
-
-
-def _check_range(array: _Array, low: object, high: object, space: gym.Space[Any], where: str) -> None:
-    if not ((array >= low) & (array <= high)).all():
-        raise RequestError(f"{where}: a value is outside of {_shown(space)}")
 
 
 def _shown(space: gym.Space[Any]) -> str:

@@ -42,23 +42,12 @@ def panels_of(run: WatchedRun) -> dict[str, Any]:
 
 def _stages(result: Mapping[str, Any]) -> dict[str, Any]:
     """Return the verdict of a result, the shares of each role's stages ({} without timers), and what is not healthy."""
-    health = value_at(result, "health")
-    found = (
-        [f"{name}: {one['cause']}. {one['remedy']}." for name, one in health.items()]
-        if _is_health(health)
-        else []
-    )
     try:
+        health = result.get("health") or {}
+        found = [f"{name}: {one['cause']}. {one['remedy']}." for name, one in health.items()]
         return {**judge(result), "health": found}
     except (KeyError, TypeError, AttributeError):  # a function's trial may report anything
-        return {"stage": "unknown", "advice": "", "shares": {}, "health": found}
-
-
-def _is_health(value: object) -> bool:
-    """Return whether a value is a result's ``"health"``: a function's trial may report anything."""
-    return isinstance(value, Mapping) and all(
-        isinstance(one, Mapping) and {"cause", "remedy"} <= one.keys() for one in value.values()
-    )
+        return {"stage": "unknown", "advice": "", "shares": {}, "health": []}
 
 
 def _drops(run: WatchedRun) -> dict[str, Any]:
