@@ -120,8 +120,8 @@ def show_shards(place: Path) -> int:
             f"{path.name:<40} whole       {len(shard)} episodes  {shard.num_env_steps} steps  "
             f"return {returns[-1].mean():.2f}"
         )
-    for skipped in opened.skipped:
-        print(f"{skipped.path.name:<40} NOT USABLE  {printable(skipped.reason)}")
+    for file, reason in opened.skipped:
+        print(f"{file.name:<40} NOT USABLE  {printable(reason)}")
     all_returns, all_lengths = np.concatenate(returns), np.concatenate(lengths)
     first = opened.shards[0]
     print(f"\nobservations  {first.observation_space}\nactions       {first.action_space}")

@@ -583,8 +583,8 @@ class OfflineLearner(TorchLearner):
 
 def _open(paths: str | list[str]) -> OpenedShards:
     opened = open_shards(paths)
-    for skipped in opened.skipped:
-        _log.warning("offline data: skipped %s: %s", skipped.path, skipped.reason)
+    for file, reason in opened.skipped:
+        _log.warning("offline data: skipped %s: %s", file, reason)
     return opened
 
 

@@ -41,7 +41,6 @@ from rlzmq.episodes.single_agent_episode import SingleAgentEpisode
 __all__ = [
     "EpisodeRecorder",
     "OpenedShards",
-    "SkippedShard",
     "column_form",
     "export_to_minari",
     "find_shards",
@@ -58,19 +57,6 @@ _ALIGNMENT = 64
 _SUFFIX, _UNFINISHED, _PARQUET = ".shard", ".shard.part", ".parquet"
 
 
-@dataclass(frozen=True, slots=True)
-class SkippedShard:
-    """A file that is not used.
-
-    Attributes:
-        path: Path of the file.
-        reason: Why it cannot be used.
-    """
-
-    path: Path
-    reason: str
-
-
 @dataclass(slots=True)
 class OpenedShards:
     """The shards below one or several directories.
@@ -79,12 +65,12 @@ class OpenedShards:
         shards: One EpisodeBatch per usable shard. Its columns are mapped into memory and read on access; its meta has
             ``normalize_actions``, if known.
         paths: Their files.
-        skipped: The unusable files.
+        skipped: (file, reason) of the unusable ones.
     """
 
     shards: list[EpisodeBatch] = field(default_factory=list)
     paths: list[Path] = field(default_factory=list)
-    skipped: list[SkippedShard] = field(default_factory=list)
+    skipped: list[tuple[Path, str]] = field(default_factory=list)
 
 
 # -- writing ------------------------------------------------------------------------------------------
@@ -178,16 +164,15 @@ def open_shards(paths: str | Path | Sequence[str | Path]) -> OpenedShards:
                 opened.shards.append(_open(file))
             except FileNotFoundError:
                 if file.is_symlink():
-                    opened.skipped.append(
-                        SkippedShard(file, f"a link to {file.readlink()}, which does not exist")
-                    )
+                    reason = f"a link to {file.readlink()}, which does not exist"
+                    opened.skipped.append((file, reason))
                 # Otherwise it was renamed or removed in the meantime.
             except (OSError, ProtocolError) as error:
-                opened.skipped.append(SkippedShard(file, str(error)))
+                opened.skipped.append((file, str(error)))
             else:
                 opened.paths.append(file)
     if not opened.shards:
-        found = "".join(f"\n  {shard.path}: {shard.reason}" for shard in opened.skipped[:8])
+        found = "".join(f"\n  {file}: {reason}" for file, reason in opened.skipped[:8])
         raise ConfigurationError(
             f"offline data: expected shards (*{_SUFFIX}) below {paths}, got "
             + (f"{len(opened.skipped)} of which none is usable:{found}" if found else "none")

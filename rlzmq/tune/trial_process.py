@@ -14,7 +14,6 @@ from typing import Any, Protocol
 from rlzmq.algorithms.algorithm import Algorithm
 from rlzmq.config.base_config import BaseConfig
 from rlzmq.config.plain import to_json
-from rlzmq.core.callbacks import Callback
 from rlzmq.core.errors import ConfigurationError
 from rlzmq.core.files import opener
 from rlzmq.telemetry.writers import make_writers
@@ -132,13 +131,10 @@ def _start(
 ) -> _Running:
     if isinstance(trainable, type) and issubclass(trainable, Algorithm):
         assert isinstance(config, BaseConfig)
-        writers = make_writers(log, Path(context.trial_dir))
-        return _RunningAlgorithm(
-            trainable, _with_own_files(config, Path(context.trial_dir)), checkpoint, writers
-        )
+        trial = _AlgorithmTrial(trainable, config, Path(context.trial_dir), log)
+        return _RunningTrainable(trial, checkpoint, iteration)
     if isinstance(trainable, type):
-        assert isinstance(config, dict)
-        return _RunningTrainable(trainable, config, context, checkpoint, iteration)
+        return _RunningTrainable(trainable(config, context), checkpoint, iteration)
     stage = Path(context.trial_dir) / STAGED_CHECKPOINT
     from_checkpoint = None if checkpoint is None else Checkpoint(checkpoint)
     function = RunningFunction(trainable, config, context, from_checkpoint, stage)
@@ -157,48 +153,43 @@ def _with_own_files(config: BaseConfig, trial_dir: Path) -> BaseConfig:
     return config
 
 
-class _RunningAlgorithm:
-    def __init__(
-        self,
-        algorithm_class: type[Algorithm],
-        config: BaseConfig,
-        checkpoint: str | None,
-        writers: Sequence[Callback],
-    ) -> None:
-        self._algorithm = algorithm_class(config)
+class _AlgorithmTrial(Trainable):
+    """An algorithm as a Trainable."""
+
+    def __init__(self, algorithm_class: type[Algorithm], config: BaseConfig, place: Path, log: str) -> None:
+        self.iteration = 0
+        writers = make_writers(log, place)
+        self._algorithm = algorithm_class(_with_own_files(config, place))
         try:
-            if checkpoint is not None:
-                self._algorithm.restore_from_path(checkpoint)
             for writer in writers:
                 writer.on_algorithm_init(algorithm=self._algorithm, metrics_logger=self._algorithm.metrics)
                 self._algorithm.callbacks.add(writer)
         except BaseException:
-            self._algorithm.stop()
+            self.cleanup()
             raise
 
-    def step(self) -> tuple[dict[str, Any], bool]:
-        return self._algorithm.train(), False
+    def step(self) -> dict[str, Any]:
+        return self._algorithm.train()
 
-    def save(self, path: Path) -> bool:
-        self._algorithm.save_to_path(path)
-        return True
+    def save_checkpoint(self, checkpoint_dir: str) -> None:
+        self._algorithm.save_to_path(checkpoint_dir)
 
-    def stop(self) -> None:
+    def load_checkpoint(self, checkpoint_dir: str) -> None:
+        self._algorithm.restore_from_path(checkpoint_dir)
+
+    def cleanup(self) -> None:
         self._algorithm.stop()
 
 
 class _RunningTrainable:
-    def __init__(
-        self,
-        trainable_class: type[Trainable],
-        config: dict[str, Any],
-        context: TrialContext,
-        checkpoint: str | None,
-        iteration: int,
-    ) -> None:
-        self._trainable = trainable_class(config, context)
+    def __init__(self, trainable: Trainable, checkpoint: str | None, iteration: int) -> None:
+        self._trainable = trainable
         if checkpoint is not None:
-            self._trainable.load_checkpoint(checkpoint)
+            try:
+                self._trainable.load_checkpoint(checkpoint)
+            except BaseException:
+                self._trainable.cleanup()
+                raise
             self._trainable.iteration = iteration
 
     def step(self) -> tuple[dict[str, Any], bool]:
