@@ -151,24 +151,30 @@ class WandbWriter(Writer):
         directory: Directory of W&B's files.
     """
 
+    _package = "wandb"
+    _title = "Weights & Biases"
+
     def __init__(self, directory: str | Path = "runs") -> None:
-        self._wandb: Any = import_optional("wandb", "Logging to Weights & Biases", "wandb")
-        self._directory = str(directory)
+        self._library: Any = import_optional(self._package, f"Logging to {self._title}", self._package)
+        self._directory = Path(directory)
 
     def open(self, algorithm: object, settings: dict[str, bool | int | float | str]) -> None:
         """Start a run."""
-        project = os.environ.get("WANDB_PROJECT", _PROJECT)
-        self._run = self._wandb.init(project=project, dir=self._directory, config=settings)
+        project = os.environ.get(f"{self._package.upper()}_PROJECT", _PROJECT)
+        self._library.init(project=project, config=settings, **self._place())
+
+    def _place(self) -> dict[str, str]:
+        return {"dir": str(self._directory)}
 
     def write(
         self, algorithm: object, result: Mapping[str, Any], numbers: dict[str, float], step: int
     ) -> None:
         """Log the numbers."""
-        self._run.log(numbers, step=step)
+        self._library.log(numbers, step=step)
 
     def close(self) -> None:
         """Finish the run."""
-        self._run.finish()
+        self._library.finish()
 
 
 class MLflowWriter(Writer):
@@ -200,31 +206,17 @@ class MLflowWriter(Writer):
         self._mlflow.end_run()
 
 
-class TrackioWriter(Writer):
-    """Logs to trackio, to the project ``TRACKIO_PROJECT`` (default: rlzmq).
+class TrackioWriter(WandbWriter):
+    """Logs to trackio, whose interface is W&B's, to the project ``TRACKIO_PROJECT`` (default: rlzmq).
 
     Args:
         directory: The run is named after it.
     """
 
-    def __init__(self, directory: str | Path = "rlzmq") -> None:
-        self._trackio: Any = import_optional("trackio", "Logging to trackio", "trackio")
-        self._name = Path(directory).name
+    _package = _title = "trackio"
 
-    def open(self, algorithm: object, settings: dict[str, bool | int | float | str]) -> None:
-        """Start a run."""
-        project = os.environ.get("TRACKIO_PROJECT", _PROJECT)
-        self._trackio.init(project=project, name=self._name, config=settings)
-
-    def write(
-        self, algorithm: object, result: Mapping[str, Any], numbers: dict[str, float], step: int
-    ) -> None:
-        """Log the numbers."""
-        self._trackio.log(numbers, step=step)
-
-    def close(self) -> None:
-        """Finish the run."""
-        self._trackio.finish()
+    def _place(self) -> dict[str, str]:
+        return {"name": self._directory.name}
 
 
 WRITERS: dict[str, Callable[[Path], Callback]] = {

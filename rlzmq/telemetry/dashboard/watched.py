@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import math
 import os
@@ -10,8 +11,6 @@ import platform
 import tempfile
 import threading
 import time
-from abc import ABC, abstractmethod
-from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack
 from itertools import zip_longest
@@ -55,55 +54,13 @@ _FIRST_ROWS = 1024
 _SLICE_BYTES = 4 << 20
 
 
-class LinesTail(ABC):
-    """Reads the lines of a growing file.
-
-    Args:
-        path: The file. It may be missing, or be replaced while it is read. None: there is no file.
-    """
-
-    def __init__(self, path: Path | None) -> None:
-        self._path = path
-        self._inode: int | None = None
-        self._offset = 0
-        self._rest = b""
-
-    @abstractmethod
-    def begin(self) -> None:
-        """Discard what was read: the file was replaced."""
-
-    @abstractmethod
-    def add_lines(self, lines: Sequence[bytes]) -> None:
-        """Process new complete lines."""
-
-    def read(self) -> bool:
-        """Read at most 4 MiB of new data; return whether there is more."""
-        if self._path is None:
-            return False
-        try:
-            with open(self._path, "rb") as file:
-                facts = os.fstat(file.fileno())
-                if self._inode is not None and (facts.st_ino != self._inode or facts.st_size < self._offset):
-                    self._offset, self._rest = 0, b""
-                    self.begin()
-                self._inode = facts.st_ino
-                if facts.st_size == self._offset:
-                    return False
-                file.seek(self._offset)
-                data = file.read(_SLICE_BYTES)
-        except OSError:  # the file does not exist yet, or was removed
-            return False
-        self._offset += len(data)
-        *lines, self._rest = (self._rest + data).split(b"\n")
-        if lines:
-            self.add_lines(lines)
-        return self._offset < facts.st_size
-
-
-class MetricsTail(LinesTail):
+class MetricsTail:
     """The numbers of a file with one result per line, as columns. A repeated iteration replaces the earlier one.
 
     `read` may run in another thread than the other methods.
+
+    Args:
+        path: The file. It may be missing, or be replaced while it is read. None: there is no file.
 
     Attributes:
         num_read: A counter that rises whenever the numbers change.
@@ -113,12 +70,15 @@ class MetricsTail(LinesTail):
     """
 
     def __init__(self, path: Path | None) -> None:
-        super().__init__(path)
+        self._path = path
+        self._inode: int | None = None
+        self._offset = 0
+        self._rest = b""
         self._lock = threading.Lock()
         self.num_read: int = 0
-        self.begin()
+        self._begin()
 
-    def begin(self) -> None:
+    def _begin(self) -> None:
         with self._lock:
             self._rows = np.empty((_FIRST_ROWS, len(COLUMNS)))
             self._num_rows = 0
@@ -137,7 +97,30 @@ class MetricsTail(LinesTail):
             rows = self._rows[: self._num_rows]
             return {name: rows[:, index] for index, name in enumerate(COLUMNS)}
 
-    def add_lines(self, lines: Sequence[bytes]) -> None:
+    def read(self) -> bool:
+        """Read at most 4 MiB of new data; return whether there is more."""
+        if self._path is None:
+            return False
+        try:
+            with open(self._path, "rb") as file:
+                facts = os.fstat(file.fileno())
+                if self._inode is not None and (facts.st_ino != self._inode or facts.st_size < self._offset):
+                    self._offset, self._rest = 0, b""
+                    self._begin()
+                self._inode = facts.st_ino
+                if facts.st_size == self._offset:
+                    return False
+                file.seek(self._offset)
+                data = file.read(_SLICE_BYTES)
+        except OSError:  # the file does not exist yet, or was removed
+            return False
+        self._offset += len(data)
+        *lines, self._rest = (self._rest + data).split(b"\n")
+        if lines:
+            self._add_lines(lines)
+        return self._offset < facts.st_size
+
+    def _add_lines(self, lines: Sequence[bytes]) -> None:
         rows: list[list[float]] = []
         paths = list(COLUMNS.values())
         for line in lines:
@@ -399,7 +382,7 @@ def _state_of(runner: Mapping[str, Any]) -> str:
 
 _LOOK_S = 2.0  # between two searches for new runs
 _STATE_S = 2.0  # between two checks whether a run still runs
-_MAX_EVENTS = 200
+_MAX_EVENTS, _EVENTS_BYTES = 200, 1 << 20  # that are shown
 
 
 class WatchedRun:
@@ -420,13 +403,11 @@ class WatchedRun:
         self.about: dict[str, Any] = {}
         self.live: LiveRun | None = None
         self._trial = source if isinstance(source, WatchedTrial) else None
-        self._events: EventsTail | None = None
         if isinstance(source, Run):
             self.label: str = source.path.name or str(source.path.absolute())
             self.about = {"algorithm": source.algorithm, "env": source.env, "seed": source.seed}
             self.tail: MetricsTail = MetricsTail(source.path / "metrics.jsonl")
             self.live = LiveRun(str(source.path))
-            self._events = EventsTail(source.path / EVENTS)
         elif isinstance(source, WatchedTrial):
             self.label = f"{source.path.parent.name}/{source.path.name}"
             self.about = {"algorithm": source.path.name.rpartition("_")[0]}
@@ -468,19 +449,13 @@ class WatchedRun:
     @property
     def events(self) -> list[dict[str, Any]]:
         """The newest events, oldest first; see `rlzmq.telemetry.run_directory`."""
-        if self._events is not None:
-            return list(self._events.events)
+        if self.run is not None:
+            return newest_events(self.run.path / EVENTS)
         error = self._trial.error if self._trial is not None else ""
         if not error:
             return []
         text = error.strip().rpartition("\n")[2]
         return [{"time": None, "level": "error", "source": self.label, "text": text, "trace": error}]
-
-    def read(self) -> bool:
-        """Read a part of the new data; return whether there is more."""
-        if self._events is not None:
-            self._events.read()
-        return self.tail.read()
 
     def summary(self) -> dict[str, Any]:
         """Return the run's row in the table of runs."""
@@ -505,24 +480,20 @@ class WatchedRun:
         }
 
 
-class EventsTail(LinesTail):
-    """The newest lines of a run's ``events.jsonl``."""
-
-    def __init__(self, path: Path) -> None:
-        super().__init__(path)
-        self.events: deque[dict[str, Any]] = deque(maxlen=_MAX_EVENTS)
-
-    def begin(self) -> None:
-        self.events.clear()
-
-    def add_lines(self, lines: Sequence[bytes]) -> None:
-        for line in lines:
-            try:
-                event = json.loads(line)
-            except ValueError:
-                continue
-            if isinstance(event, dict):
-                self.events.append(event)
+def newest_events(file: Path) -> list[dict[str, Any]]:
+    """Return the newest lines of a run's ``events.jsonl``, oldest first."""
+    try:
+        with open(file, "rb") as lines:
+            lines.seek(max(0, os.fstat(lines.fileno()).st_size - _EVENTS_BYTES))
+            texts = lines.read().splitlines()[-_MAX_EVENTS:]
+    except OSError:  # nothing has happened
+        return []
+    events = []
+    for text in texts:
+        with contextlib.suppress(ValueError):  # a line that is being written, or the end of one
+            if isinstance(event := json.loads(text), dict):
+                events.append(event)
+    return events
 
 
 class Watched:
@@ -602,7 +573,7 @@ class Watched:
 
     async def read(self) -> bool:
         """Read a part of each file that has grown; return whether there is more."""
-        return any([await asyncio.to_thread(run.read) for run in self.runs])
+        return any([await asyncio.to_thread(run.tail.read) for run in self.runs])
 
     async def close(self) -> None:
         """Disconnect from the brokers."""
