@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import numpy as np
 import tyro
+from gymnasium.utils.env_checker import data_equivalence
 
 from rlzmq.algorithms.registry import get_config_class
 from rlzmq.cli.main import EXIT_CONFIG
@@ -209,7 +210,7 @@ def _step_randomly(env: Any, options: CheckEnvOptions) -> list[str]:
     problems: dict[str, str] = {}  # with the first value that shows it
     is_multi = not hasattr(env, "observation_space") or hasattr(env, "possible_agents")
     first, again = (_parts(env.reset(seed=options.seed), "reset", "observation, info")[0] for _ in range(2))
-    if not _equal(first, again):
+    if not data_equivalence(first, again, exact=True):
         problems["reset(seed=…) twice with the same seed gives different observations"] = ""
     spaces = env.observation_spaces if is_multi else {"": env.observation_space}
     actions = env.action_spaces if is_multi else {"": env.action_space}
@@ -293,11 +294,3 @@ def _train(env: object, config: AlgorithmConfig, options: CheckEnvOptions) -> li
     except (RlzmqError, TypeError, ValueError) as error:
         return [f"training refuses it: {error}"]
     return []
-
-
-def _equal(a: Any, b: Any) -> bool:
-    if isinstance(a, dict):
-        return a.keys() == b.keys() and all(_equal(a[key], b[key]) for key in a)
-    if isinstance(a, tuple | list):
-        return len(a) == len(b) and all(map(_equal, a, b))
-    return bool(np.array_equal(a, b))

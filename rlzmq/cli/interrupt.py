@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
 __all__ = [
     "DRAIN_S",
+    "EXIT_INTERRUPTED",
+    "EXIT_RESUMABLE",
     "Interrupt",
     "SignalEchoes",
     "exit_code_of_signal",
@@ -32,14 +34,14 @@ __all__ = [
 DRAIN_S: Mapping[int, float] = {**dict.fromkeys(ENDING_SIGNALS, 6.0), signal.SIGINT: 2.5}
 """Seconds until the current update is cancelled: Ctrl-C ends a run within 5 s, other signals within 10 s."""
 
-_EXIT_RESUMABLE, _EXIT_INTERRUPTED = 75, 130
+EXIT_RESUMABLE, EXIT_INTERRUPTED = 75, 130
 _ECHO_S = 0.25  # nobody presses Ctrl-C twice in this time
 _PATIENCE_S = 10.0  # for an end in order; from then on Ctrl-C ends the process
 
 
 def exit_code_of_signal(number: int) -> int:
     """Return the exit code after this signal: 130 for Ctrl-C, 75 (resumable) for the others."""
-    return _EXIT_INTERRUPTED if number == signal.SIGINT else _EXIT_RESUMABLE
+    return EXIT_INTERRUPTED if number == signal.SIGINT else EXIT_RESUMABLE
 
 
 def handled_signals() -> list[signal.Signals]:

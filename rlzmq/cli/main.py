@@ -9,7 +9,7 @@ import select
 import sys
 from collections.abc import Sequence
 
-from rlzmq.cli.interrupt import Interrupt
+from rlzmq.cli.interrupt import EXIT_INTERRUPTED, EXIT_RESUMABLE, Interrupt
 from rlzmq.cli.parsing import OptionsExit
 from rlzmq.core.errors import (
     AuthenticationError,
@@ -52,9 +52,7 @@ _CANNOT_STORE = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)  # no bug, whoever wri
 EXIT_USAGE = 2
 EXIT_UNREACHABLE = 69
 EXIT_INTERNAL = 70
-EXIT_RESUMABLE = 75
 EXIT_CONFIG = 78
-EXIT_INTERRUPTED = 130
 _EXIT_NO_READER = 141  # as if ended by SIGPIPE
 
 _VERBOSE = "\n\n  --verbose  with any command: show errors with all frames, not only the user's"

@@ -334,13 +334,10 @@ class Experiment:
                 decision = await self._take_results(handle, trial)
             finally:
                 await self._stop_process(handle)
-            if decision.exploits is None:
-                if decision.action == "pause":
-                    trial.status = "PAUSED"
-                return decision.action == "stop"
             if decision.action == "pause":
                 trial.status = "PAUSED"
-                return False
+            if decision.action == "pause" or decision.exploits is None:
+                return decision.action == "stop"
 
     async def _take_results(self, handle: ActorHandle, trial: Trial) -> Decision:
         """Take results until the trial ends, pauses, or continues from another trial's checkpoint."""

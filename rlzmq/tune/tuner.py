@@ -42,7 +42,6 @@ __all__ = [
     "LinesView",
     "TableView",
     "Tuner",
-    "make_view",
     "register_trainable",
 ]
 
@@ -118,20 +117,6 @@ class TableView(LiveView[Sequence[Trial]]):
             cells = _cells(trial, self._space, self._columns)
             table.add_row(trial.name, trial.status, *(text for _, text in cells))
         return table
-
-
-def make_view(
-    title: str,
-    space: Mapping[str, SearchObject],
-    metric: str | None,
-    verbose: int | None,
-    reporter: CLIReporter | None,
-) -> View[Sequence[Trial]]:
-    """Return the view for the output: a table on a terminal, lines elsewhere, nothing with ``verbose=0``."""
-    if verbose == 0:
-        return View()
-    columns = (reporter or CLIReporter()).columns(metric)
-    return TableView(title, space, columns) if sys.stdout.isatty() else LinesView(space, columns)
 
 
 def _cells(
@@ -261,15 +246,7 @@ class Tuner:
             self._tune_config.storage is not None
         )  # its drivers share the trials, maybe in one directory
         # First, since the lock leaves a directory behind.
-        experiment = self._experiment(
-            make_view(
-                self._path.name,
-                self.space,
-                self._tune_config.metric,
-                self._run_config.verbose,
-                self._run_config.progress_reporter,
-            )
-        )
+        experiment = self._experiment(self._view())
         with contextlib.nullcontext() if is_shared else RunDir(self._path):
             self._check_directory(is_shared)
             make_directories(self._path)
@@ -302,6 +279,15 @@ class Tuner:
         if self._results is not None:
             return self._results
         return get_loop_thread().run(self._experiment(View()).stored_results())
+
+    def _view(self) -> View[Sequence[Trial]]:
+        """Return the view for the output: a table on a terminal, lines elsewhere, nothing with ``verbose=0``."""
+        if self._run_config.verbose == 0:
+            return View()
+        columns = (self._run_config.progress_reporter or CLIReporter()).columns(self._tune_config.metric)
+        if sys.stdout.isatty():
+            return TableView(self._path.name, self.space, columns)
+        return LinesView(self.space, columns)
 
     def _experiment(self, view: View[Sequence[Trial]]) -> Experiment:
         return Experiment(

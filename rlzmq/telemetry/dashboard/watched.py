@@ -422,13 +422,12 @@ class WatchedRun:
     @property
     def state(self) -> str:
         """See `Run.state` and `WatchedTrial.state`; for a broker alone, "running" while it answers, else "unknown"."""
-        if self.run is None and self._trial is None:
+        source = self.run or self._trial
+        if source is None:
             return "running" if self.live is not None and self.live.status is not None else "unknown"
         now = time.monotonic()
         if now >= self._state[1]:
             try:
-                source = self.run or self._trial
-                assert source is not None
                 self._state = (source.state, now + _STATE_S)
             except OSError:
                 self._state = ("removed", now + _STATE_S)
