@@ -37,6 +37,7 @@ __all__ = [
 
 
 _Array = npt.NDArray[Any]
+_REWARD = gym.spaces.Box(-np.inf, np.inf, ())
 _SPACE_BYTES = 200  # the bounds of images are long
 
 
@@ -120,11 +121,9 @@ def rewards_from_json(values: object, num_rows: int) -> _Array:
     Raises:
         RequestError: They are not a list of N finite numbers.
     """
-    if not isinstance(values, list) or any(type(each) not in (int, float) for each in values):
-        raise RequestError("rewards: expected a list of numbers (reward: one number)")
-    if len(values) != num_rows:
-        raise RequestError(f"rewards: expected {num_rows} numbers, got {len(values)}")
-    return _as_dtype(np.asarray(values, np.float64), np.dtype(np.float32), "rewards")
+    if not isinstance(values, list) or len(values) != num_rows:
+        raise RequestError(f"rewards: expected a list of {num_rows} numbers (reward: one number)")
+    return rows_from_json(_REWARD, values, "rewards")[0]
 
 
 def _as_dtype(array: _Array, dtype: np.dtype[Any], where: str) -> _Array:
