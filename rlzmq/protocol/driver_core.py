@@ -1,8 +1,7 @@
 """DriverCore: the driver's side of the protocol. Updates are opened in order, and each is reported exactly once.
 
 Guarantees: every opened update is reported once and in order, even if messages are lost or processes restarted in
-    between.
-A restarted broker receives the open updates, the newest connector state and the expected peers again.
+between. What the broker lacks according to its PROGRESS, it receives again: open updates, the newest connector state.
 """
 
 from __future__ import annotations

@@ -473,7 +473,7 @@ class LearnerLink(PeerLink):
     def _train(self, update: ShardPlan, decoded: Sequence[_Decoded]) -> None:
         """Train a plan's shards on the learner thread."""
         if self.core.is_forming:
-            return  # void: GroupFormed will name the next update
+            return  # void: `form` will name the next update
         batches = [batch for batch, *_ in decoded]  # a rank may have no fresh data
         num_steps = self.num_env_steps_before + update.num_env_steps_all_ranks
         # Without sampling, schedules follow the learner's count of trained steps.

@@ -2,10 +2,10 @@
 
 | module         | responsibility                                                           | state it changes   |
 |----------------|--------------------------------------------------------------------------|--------------------|
-| `core`         | dispatch; who may send what; the driver's requests; STATUS and PROGRESS  | requests, offences |
+| `core`         | dispatch; who may send what; the timers; STATUS                          | offences           |
 | `registration` | who is registered, under which incarnation                               | peers, names       |
 | `intake`       | accepts fragments, and acknowledges them                                 | ledger, receipts   |
 | `grants`       | which runner samples how much, under which weights                       | leases             |
-| `updates`      | which steps an update trains, its commit and report, what survives ranks | runs, ledger       |
+| `updates`      | the driver's requests; what an update trains, its commit, report, replan | open, runs, ledger |
 | `state`        | what the parts share: peers, ledger, weights, timers, limits, instructions |                    |
 """
