@@ -1,4 +1,4 @@
-"""SingleAgentEpisode: single-agent episodes and chunks of them, and their plain form."""
+"""SingleAgentEpisode: single-agent episodes and chunks of them."""
 
 from __future__ import annotations
 
