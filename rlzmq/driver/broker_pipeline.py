@@ -381,8 +381,8 @@ class BrokerPipeline(RunTasks):
         except ActorLostError:
             pass
         except Exception as error:
-            what = "".join(traceback.format_exception_only(error)).strip()
-            broker.kill(f"failed: {what}")  # with its notes, which say where
+            # Its last lines on stderr say where.
+            broker.kill(f"failed: {traceback.format_exception_only(error)[0].strip()}")
 
     # -- for the watchdog -----------------------------------------------------------------------
 

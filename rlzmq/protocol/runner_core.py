@@ -171,7 +171,7 @@ class RunnerCore(PeerCore):
         self._kept: OrderedDict[int, _Kept] = OrderedDict()
         self._queue: deque[tuple[Lease, float]] = deque()
         self._current: Lease | None = None
-        self._sampled_with = -1, -1, -1  # generation, version and connector state of its weights
+        self._sampled_with = -1, -1  # generation and version of its weights
         self._known_leases: OrderedDict[int, None] = OrderedDict()
         # For the next lease.
         self._new_weights: tuple[Publication, Buffer] | None = None
@@ -273,7 +273,7 @@ class RunnerCore(PeerCore):
         """
         lease_id = self._end_lease()
         self._free_since = now
-        generation, weights_version, connector_version = self._sampled_with
+        generation, weights_version = self._sampled_with
         fragment = Fragment(
             runner=self.uuid,
             incarnation=self.incarnation,
@@ -282,7 +282,6 @@ class RunnerCore(PeerCore):
             num_env_steps=num_env_steps,
             generation=generation,
             weights_version=weights_version,
-            connector_version=connector_version,
             batch=batch or {},
             env_steps=env_steps,
             busy_s=now - self._started_at + self._behind_s,
@@ -407,7 +406,7 @@ class RunnerCore(PeerCore):
             weights, state = self._new_weights, self._new_connector_state
             self.connector_version = self._held_connector_version()
             self._new_weights = self._new_connector_state = None
-            self._sampled_with = (*self.weights.order, self.connector_version)
+            self._sampled_with = self.weights.order
             self._sample(lease, weights, state and state[1])
             break
         return instructions

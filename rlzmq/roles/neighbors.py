@@ -138,13 +138,13 @@ class Neighbors:
                 self._give(neighbor)
                 return
             if self._core.is_welcome:
-                self._send(neighbor, encode_message(Snapshot(-1, -1)))
+                self._send(neighbor, encode_message(Snapshot()))
             self._want(message)
 
     def _give(self, neighbor: bytes) -> None:
         del self._waiting[neighbor]
-        order, frame = self._newest
-        self._send(neighbor, self._shared.fold(neighbor, [*encode_message(Snapshot(*order)), frame]))
+        frames = [*encode_message(Snapshot()), self._newest[1]]
+        self._send(neighbor, self._shared.fold(neighbor, frames))
 
     def _send(self, neighbor: bytes, frames: Sequence[Any]) -> None:
         assert self._socket is not None

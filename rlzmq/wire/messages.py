@@ -389,7 +389,6 @@ class Lease(WireMessage):
     """Permission to sample. Payload: (none).
 
     Attributes:
-        update_id: The update that it is for; -1 if any update may use the data (staleness >= 1).
         num_vector_steps: Number of steps of the runner's vector env, unless `max_s` ends the lease.
         generation, weights_version: Minimum weights; exactly this version if ``exact``.
         connector_version: Minimum connector state; -1 if there is none.
@@ -400,7 +399,6 @@ class Lease(WireMessage):
     """
 
     lease_id: int
-    update_id: int
     num_vector_steps: int
     generation: int
     weights_version: int
@@ -443,7 +441,6 @@ class Fragment(WireMessage):
     num_env_steps: int
     generation: int
     weights_version: int
-    connector_version: int
     batch: dict[str, Any]
     env_steps: tuple[int, ...] = ()
     busy_s: float = 0.0
@@ -622,9 +619,6 @@ class SnapshotRequest(WireMessage):
 @message(50)
 class Snapshot(WireMessage):
     """The latest weights for one runner. Payload: one frame, a publication, as on PUB."""
-
-    generation: int
-    version: int
 
 
 @message(52, "driver")

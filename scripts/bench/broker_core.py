@@ -171,7 +171,6 @@ class World:
             num_env_steps=num_steps * hello.num_envs,
             generation=lease.generation,
             weights_version=lease.weights_version,
-            connector_version=-1,
             batch={},
         )
         frames = (*encode_fragment(message, [], {"seq": seq}), bytes(1000))

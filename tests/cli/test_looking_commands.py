@@ -120,7 +120,7 @@ def _quarantined(tmp_path: Path, *, poisoned: bool) -> Path:
     if poisoned:
         arrays = [array.copy() for array in arrays]
         next(array for array in arrays if array.dtype == np.float32).flat[3] = np.nan
-    fragment = Fragment("uuid", 1, 5, 9, batch.num_env_steps, 0, 3, -1, header)
+    fragment = Fragment("uuid", 1, 5, 9, batch.num_env_steps, 0, 3, header)
     path = tmp_path / "x.fragment"
     path.write_bytes(fragment_to_bytes(encode_fragment(fragment, arrays)))
     (tmp_path / "x.json").write_text('{"id": "x", "reason": "death_limit"}')

@@ -149,7 +149,7 @@ class Bench:
     ) -> list[Any]:
         seq = fields.pop("seq", self.seqs.get(runner, 0))
         self.seqs[runner] = max(self.seqs.get(runner, 0), seq + 1)
-        values = {"incarnation": 1, "generation": 1, "connector_version": -1, "batch": {}, **fields}
+        values = {"incarnation": 1, "generation": 1, "batch": {}, **fields}
         message = Fragment(
             runner=f"uuid-{runner}",
             seq=seq,

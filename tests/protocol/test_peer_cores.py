@@ -32,7 +32,7 @@ def _runner(begun: list[Any] | None = None) -> RunnerCore:
 
 
 def _lease(lease_id: int = 1, connector_version: int = -1) -> m.Lease:
-    return m.Lease(lease_id, 0, 5, 1, 0, True, connector_version=connector_version, timeout_s=30.0)
+    return m.Lease(lease_id, 5, 1, 0, True, connector_version=connector_version, timeout_s=30.0)
 
 
 def _sampled(core: RunnerCore, **fields) -> list[E.Instruction]:

@@ -157,7 +157,7 @@ def link_of_learner() -> LearnerLink:
 
 
 def why_refused(link: LearnerLink, header: Any, arrays: Any) -> str:
-    fragment = Fragment("uuid", 1, 5, 9, 1, 0, 3, -1, header)
+    fragment = Fragment("uuid", 1, 5, 9, 1, 0, 3, header)
     frames = [bytes(memoryview(frame).cast("B")) for frame in encode_fragment(fragment, arrays)]
     with pytest.raises(UnusableError) as caught:
         link._decode(Shard(1, 0, 0, 1, 0, fragment.fragment_id, 0, 1), tuple(frames))

@@ -88,7 +88,7 @@ async def test_many_runners_that_could_send_more_than_fits_are_held_back_and_not
 async def test_quarantined_fragments_can_be_replayed_from_their_files(tmp_path: Path):
     broker = BrokerRole("run", quarantine_dir=str(tmp_path / "quarantine"))
     await broker.start()
-    fragment = Fragment("runner/../x", 1, 7, 0, 5, 1, 0, -1, {})
+    fragment = Fragment("runner/../x", 1, 7, 0, 5, 1, 0, {})
     frames = tuple(encode_fragment(fragment, [], {"seed": 3}))
     broker._do([Quarantine(FragmentId("runner/../x", 1, 7), "3 learners died with it", frames)])
     await broker.stop()

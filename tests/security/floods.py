@@ -178,7 +178,7 @@ def claimed_counts(join: JoinFile, num: int, *, timeout_s: float = 20.0) -> int:
             message.incarnation for message in _messages(own, timeout_s) if isinstance(message, Welcome)
         )
         for seq in range(num):
-            claim = Fragment("claims", incarnation, seq, 0, 4000, 0, 0, 0, {})
+            claim = Fragment("claims", incarnation, seq, 0, 4000, 0, 0, {})
             frames = encode_fragment(claim, [np.zeros(4000, np.uint8)])
             own.send_multipart(pack_frames([(frames, sizes_of(frames))]))
         own.send_multipart(encode_message(StatusRequest()))

@@ -74,14 +74,14 @@ def corpus() -> list[tuple[list[bytes], Decoder]]:
         "floats": [float(i) for i in range(100)],
         "large": np.zeros((40, 40)),
     }
-    fragment = m.Fragment("runner-uuid", 1, 7, 3, 400, 1, 2, -1, {"columns": ["obs"], "lengths": [1] * 10})
+    fragment = m.Fragment("runner-uuid", 1, 7, 3, 400, 1, 2, {"columns": ["obs"], "lengths": [1] * 10})
     arrays = [np.zeros((8, 51, 4), np.float32), np.arange(8), np.array(["ab", "c"]), np.zeros((0, 3))]
     ranges = [FragmentRange(m.FragmentId(f"runner-{i}", 1, i), 0, 10) for i in range(5)]
     buffer = new_publication_buffer(1000)
     seal_publication(buffer, run_id="run", generation=1, version=2, layout_digest="ab" * 32)
     typed = [
         m.Hello("runner", "runner-0", "uuid", num_envs=8),
-        m.Lease(3, -1, 50, 1, 2, False, -1, 30.0, ((1, 3),)),
+        m.Lease(3, 50, 1, 2, False, -1, 30.0, ((1, 3),)),
         m.RunnerState(0, ((1, 2),), (7, 8), True, -1, 10),
         m.Committed(1, 5, ((7, 9),)),
         m.OpenUpdate(3, 500, 2, 3),
@@ -135,7 +135,7 @@ def _episode(length: int) -> SingleAgentEpisode:
 
 def _of_batch(batch: Any) -> list[tuple[list[bytes], Decoder]]:
     header, arrays = batch.to_wire()
-    fragment = m.Fragment("uuid", 1, 5, 9, batch.num_env_steps, 0, 3, -1, header)
+    fragment = m.Fragment("uuid", 1, 5, 9, batch.num_env_steps, 0, 3, header)
     frames = _wire(encode_fragment(fragment, arrays, batch.meta))
     check = BatchCheck()
     check.expect({"default_policy": gym.spaces.Discrete(2), "of_a": gym.spaces.Discrete(2)})

@@ -28,7 +28,7 @@ LENGTHS = (5, 3, 4)
 
 def fragment(batch: Any, num_env_steps: int = sum(LENGTHS)) -> list[bytes]:
     header, arrays = batch.to_wire()
-    message = Fragment("r", 0, 7, 1, num_env_steps, 1, 0, -1, header)
+    message = Fragment("r", 0, 7, 1, num_env_steps, 1, 0, header)
     frames = encode_fragment(message, arrays, {"episodes": list(range(5000))})
     return [bytes(memoryview(frame).cast("B")) for frame in frames]
 
@@ -50,7 +50,7 @@ def facts(frames: Any, first: int, num_steps: int) -> Any:
     return batch.meta, repr(states)
 
 
-FRAGMENT_ID = Fragment("r", 0, 7, 1, 0, 1, 0, -1, {}).fragment_id
+FRAGMENT_ID = Fragment("r", 0, 7, 1, 0, 1, 0, {}).fragment_id
 
 
 @pytest.mark.parametrize(

@@ -401,7 +401,6 @@ class Grants:
         )
         message = Lease(
             lease_id=lease.lease_id,
-            update_id=update_id,
             num_vector_steps=num_steps,
             generation=state.weights.generation,
             weights_version=state.weights.version,

@@ -580,7 +580,7 @@ class PublishedState:
         """Send a runner the weights or connector state that its lease requires and that it lacks."""
         state = self._state
         if state.weights is not None and state.weights.order > (message.generation, message.version):
-            state.send(peer, Snapshot(*state.weights.order), (state.weights_frame,))
+            state.send(peer, Snapshot(), (state.weights_frame,))
         if message.connector_version < state.connector_version:
             self._send_connector_state(peer)
 
@@ -612,4 +612,4 @@ class PublishedState:
         state = self._state
         self._send_connector_state(peer)
         if state.weights is not None and not peer.hello.next_seq:
-            state.send(peer, Snapshot(*state.weights.order), (state.weights_frame,))
+            state.send(peer, Snapshot(), (state.weights_frame,))
