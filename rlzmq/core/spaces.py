@@ -41,7 +41,7 @@ def space_to_plain(space: gym.Space[Any] | None) -> dict[str, Any] | None:
     Raises:
         NotPlainError: The space is not one of Gymnasium's own.
     """
-    plain: dict[str, Any] | None = to_plain(space_parts(space))
+    plain: dict[str, Any] | None = to_plain(space_parts(space, is_short=True))
     return plain
 
 
@@ -54,10 +54,12 @@ def space_from_plain(plain: object) -> gym.Space[Any] | None:
     return space_from_parts(from_plain(plain))
 
 
-def space_parts(space: gym.Space[Any] | None) -> dict[str, Any] | None:
-    """Return a space's parts for `space_from_parts`, a tree of plain values and arrays; equal ones of equal spaces.
+def space_parts(space: gym.Space[Any] | None, *, is_short: bool = False) -> dict[str, Any] | None:
+    """Return a space's parts for `space_from_parts`, a tree of plain values and arrays.
 
-    Bounds of a Box are one value if all elements are equal.
+    Args:
+        space: The space, or None.
+        is_short: Whether to give a Box's bounds as one value if all elements are equal, and a Text's characters sorted.
 
     Raises:
         NotPlainError: The space is not one of Gymnasium's own.
@@ -67,7 +69,7 @@ def space_parts(space: gym.Space[Any] | None) -> dict[str, Any] | None:
     if isinstance(space, spaces.Box):
         bounds = {"low": np.asarray(space.low), "high": np.asarray(space.high)}
         for name, bound in bounds.items():
-            if bound.size > 1 and bool((bound == bound.flat[0]).all()):
+            if is_short and bound.size > 1 and bool((bound == bound.flat[0]).all()):
                 bounds[name] = np.asarray(bound.flat[0])
         return {"kind": "box", **bounds, "shape": list(space.shape), "dtype": space.dtype.str}
     if isinstance(space, spaces.Discrete):
@@ -78,14 +80,16 @@ def space_parts(space: gym.Space[Any] | None) -> dict[str, Any] | None:
     if isinstance(space, spaces.MultiBinary):
         return {"kind": "multi_binary", "n": list(space.n) if isinstance(space.n, tuple) else int(space.n)}
     if isinstance(space, spaces.Dict):
-        return {"kind": "dict", "spaces": [[key, space_parts(sub)] for key, sub in space.spaces.items()]}
+        pairs = [[key, space_parts(sub, is_short=is_short)] for key, sub in space.spaces.items()]
+        return {"kind": "dict", "spaces": pairs}
     if isinstance(space, spaces.Tuple | spaces.OneOf):
-        subs = [space_parts(sub) for sub in space.spaces]
+        subs = [space_parts(sub, is_short=is_short) for sub in space.spaces]
         return {"kind": "tuple" if isinstance(space, spaces.Tuple) else "one_of", "spaces": subs}
     if isinstance(space, spaces.Sequence):
-        return {"kind": "sequence", "space": space_parts(space.feature_space), "stack": bool(space.stack)}
+        item = space_parts(space.feature_space, is_short=is_short)
+        return {"kind": "sequence", "space": item, "stack": bool(space.stack)}
     if isinstance(space, spaces.Text):
-        charset = "".join(sorted(space.character_set))
+        charset = "".join(sorted(space.character_set) if is_short else space.character_list)
         return {
             "kind": "text",
             "min": int(space.min_length),
@@ -93,8 +97,8 @@ def space_parts(space: gym.Space[Any] | None) -> dict[str, Any] | None:
             "charset": charset,
         }
     if isinstance(space, spaces.Graph):
-        edge = space_parts(space.edge_space)
-        return {"kind": "graph", "node": space_parts(space.node_space), "edge": edge}
+        node, edge = (space_parts(sub, is_short=is_short) for sub in (space.node_space, space.edge_space))
+        return {"kind": "graph", "node": node, "edge": edge}
     raise NotPlainError(f"expected one of Gymnasium's own spaces, got {type(space).__name__}: {space}.")
 
 
