@@ -14,6 +14,8 @@ from numpy.typing import ArrayLike, NDArray
 
 from rlzmq.core.tree import tree_flatten, tree_leaves, tree_map, tree_rows, value_kind
 from rlzmq.episodes.columns import DEFAULT_MODULE_ID, Columns
+from rlzmq.episodes.episode_columns import REWARD_SPACE, InfosBuffer
+from rlzmq.episodes.lookback_buffer import InfiniteLookbackBuffer
 
 __all__ = [
     "AGENT_LISTS",
@@ -21,6 +23,7 @@ __all__ = [
     "TABLE",
     "BatchColumns",
     "IntArray",
+    "Row",
     "chosen_positions",
     "common_space",
     "concatenated",
@@ -29,6 +32,8 @@ __all__ = [
 ]
 
 IntArray = NDArray[np.int64]
+# One chunk's values of `TABLE`.
+Row = tuple[int, int, int, int, bool, bool, int]
 
 # The parts of the chunk table: arrays [C], and lists of C ids (or None). Without its last letter, a name
 # of AGENT_LISTS is the attribute of an episode.
@@ -210,6 +215,44 @@ class BatchColumns(list[Any]):
     def step_chunks(self) -> np.ndarray:
         """Return the chunk of every step in the order of `step_slots`, int64 [num_env_steps]."""
         return np.arange(len(self.start), dtype=np.int64).repeat(self.length)
+
+    def part_of(self, position: int, row: Row, name: str) -> Any:
+        """Return the attribute ``name`` of a chunk's SingleAgentEpisode. Buffers are views of the columns.
+
+        Raises:
+            AttributeError: Episodes have no such attribute.
+        """
+        match name:
+            case "observations":
+                return self._view(Columns.OBS, row, 1, self.observation_space)
+            case "actions":
+                return self._view(Columns.ACTIONS, row, 0, self.action_space)
+            case "rewards":
+                return self._view(Columns.REWARDS, row, 0, REWARD_SPACE)
+            case "extra_model_outputs":
+                return {extra: self._view(extra, row, 0, None) for extra in self.extra_names}
+            case "initial_state":
+                return None if self.initial_state is None else tree_rows(self.initial_state, position)
+            case "custom_data":
+                return dict(self.custom_data.get(position, ()))
+            case "infos":
+                slots, infos = range(row[0] - row[2], row[0] + row[1] + 1), self.infos
+                dense = [infos.get(slot, {}) for slot in slots] if infos else [{} for _ in slots]
+                return InfosBuffer._of_list(dense, row[2], None)
+            case "_observation_space":
+                return self.observation_space
+            case "_action_space":
+                return self.action_space
+            case "_duration_s":
+                return 0.0 if self.duration_s is None else float(self.duration_s[position])
+            case "_last_step_time":
+                return None
+        raise AttributeError(f"'SingleAgentEpisode' object has no attribute {name!r}")
+
+    def _view(self, name: str, row: Row, further: int, space: Any) -> InfiniteLookbackBuffer:
+        start, length, lookback, *_ = row
+        arrays = tree_rows(self.columns[name], slice(start - lookback, start + length + further))
+        return InfiniteLookbackBuffer._of_view(arrays, lookback + length + further, lookback, space)
 
     # -- some of the chunks -----------------------------------------------------------------------------
 

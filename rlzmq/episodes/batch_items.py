@@ -1,11 +1,10 @@
 """Batches of episodes, and episodes of batches: columns are stacked from episodes, and items are views of columns.
 
-The parts of an item are created on access.
+The parts of an item are created on access (`BatchColumns.part_of`).
 """
 
 from __future__ import annotations
 
-import itertools
 from typing import Any, TypeVar
 
 import gymnasium as gym
@@ -19,9 +18,9 @@ from rlzmq.core.tree import (
     tree_zeros_like,
 )
 from rlzmq.episodes.agent_timelines import AgentTrack, Timeline
-from rlzmq.episodes.batch_columns import AGENT_LISTS, TABLE, BatchColumns, common_space, concatenated
+from rlzmq.episodes.batch_columns import AGENT_LISTS, TABLE, BatchColumns, Row, common_space, concatenated
 from rlzmq.episodes.columns import Columns
-from rlzmq.episodes.episode_columns import REWARD_SPACE, InfosBuffer, located
+from rlzmq.episodes.episode_columns import located
 from rlzmq.episodes.lookback_buffer import InfiniteLookbackBuffer
 from rlzmq.episodes.multi_agent_episode import MultiAgentEpisode
 from rlzmq.episodes.single_agent_episode import SingleAgentEpisode
@@ -32,9 +31,6 @@ __all__ = ["from_episodes", "kind_of", "new_items"]
 B = TypeVar("B", bound=BatchColumns)
 
 _DICT = frozenset({dict})
-_NO_AGENT = (None,) * len(AGENT_LISTS)
-# One chunk's values of `columns.TABLE`.
-Row = tuple[int, int, int, int, bool, bool, int]
 
 
 def from_episodes(cls: type[B], episodes: list[Any]) -> B:
@@ -309,122 +305,39 @@ def _form(buffer: InfiniteLookbackBuffer) -> object:
 # -- items ------------------------------------------------------------------------------------------
 
 
-class SharedColumns:
-    """The data that a batch's episodes are views of, without the batch (which refers to its episodes).
-
-    An episode gets its ids, time steps and done flags at once, and each other attribute at its first use
-    (`SingleAgentEpisode.__getattr__`).
-    """
-
-    __slots__ = (
-        "_action_space",
-        "_agents",
-        "_columns",
-        "_custom_data",
-        "_duration_s",
-        "_extra_names",
-        "_infos",
-        "_initial_state",
-        "_observation_space",
-        "episode_ids",
-    )
-
-    def __init__(self, batch: BatchColumns) -> None:
-        self._columns = dict(batch.columns)
-        self._extra_names = batch.extra_names
-        self._infos = batch.infos
-        self._initial_state = batch.initial_state
-        self._custom_data = batch.custom_data
-        self._duration_s = batch.duration_s
-        self._observation_space = batch.observation_space
-        self._action_space = batch.action_space
-        lists = [getattr(batch, name) for name in AGENT_LISTS]
-        self._agents = None if lists.count(None) == len(lists) else lists
-        self.episode_ids: list[str] = batch.episode_ids
-
-    def episode(self, position: int, row: Row) -> SingleAgentEpisode:
-        """Return a chunk as an episode."""
-        episode = SingleAgentEpisode.__new__(SingleAgentEpisode)
-        _, length, _, t_started, episode.is_terminated, episode.is_truncated, _ = row
-        episode.id_ = self.episode_ids[position]
-        episode.t_started = t_started
-        episode.t = t_started + length
-        agents = self._agents
-        episode.agent_id, episode.module_id = (
-            _NO_AGENT if agents is None else [None if ids is None else ids[position] for ids in agents]
-        )
-        episode.multi_agent_episode_id = None
-        episode._source = (self, position, row)
-        return episode
-
-    def create(self, episode: SingleAgentEpisode, name: str) -> Any:
-        """Create the attribute ``name`` of an episode. Buffers are views of the columns.
-
-        Raises:
-            AttributeError: Episodes have no such attribute.
-        """
-        _, position, row = episode._source
-        value = self._value(name, position, row)
-        setattr(episode, name, value)
-        return value
-
-    def _value(self, name: str, position: int, row: Row) -> Any:
-        match name:
-            case "observations":
-                return self._view(Columns.OBS, row, 1, self._observation_space)
-            case "actions":
-                return self._view(Columns.ACTIONS, row, 0, self._action_space)
-            case "rewards":
-                return self._view(Columns.REWARDS, row, 0, REWARD_SPACE)
-            case "extra_model_outputs":
-                return {extra: self._view(extra, row, 0, None) for extra in self._extra_names}
-            case "initial_state":
-                state = self._initial_state
-                return None if state is None else tree_map(lambda leaf: leaf[position], state)
-            case "custom_data":
-                return dict(self._custom_data.get(position, ()))
-            case "infos":
-                slots, infos = range(row[0] - row[2], row[0] + row[1] + 1), self._infos
-                dense = [infos.get(slot, {}) for slot in slots] if infos else [{} for _ in slots]
-                return InfosBuffer._of_list(dense, row[2], None)
-            case "_observation_space":
-                return self._observation_space
-            case "_action_space":
-                return self._action_space
-            case "_duration_s":
-                return 0.0 if self._duration_s is None else float(self._duration_s[position])
-            case "_last_step_time":
-                return None
-        raise AttributeError(f"'SingleAgentEpisode' object has no attribute {name!r}")
-
-    def _view(self, name: str, row: Row, further: int, space: Any) -> InfiniteLookbackBuffer:
-        start, length, lookback, *_ = row
-        first, num, column = start - lookback, lookback + length + further, self._columns[name]
-        end = first + num
-        if isinstance(column, np.ndarray):
-            arrays = column[first:end]
-        else:
-            arrays = tree_map(lambda leaf: leaf[first:end], column)
-        return InfiniteLookbackBuffer._of_view(arrays, num, lookback, space)
-
-
 def new_items(batch: BatchColumns) -> list[Any]:
     """See `EpisodeBatch.new_items`."""
     if batch.groups is not None:
-        return [_new_episode_of_agents(batch, e) for e in range(len(batch.start))]
-    rows: Any = zip(*(getattr(batch, name).tolist() for name in TABLE), strict=True)
-    return list(map(SharedColumns(batch).episode, itertools.count(), rows))
+        groups = list(map(_shared, batch.groups))
+        return [_new_episode_of_agents(batch, groups, e) for e in range(len(batch.start))]
+    shared = _shared(batch)
+    rows = zip(*(getattr(batch, name).tolist() for name in TABLE), strict=True)
+    return [_new_episode(shared, position, row) for position, row in enumerate(rows)]
 
 
-def _new_episode(batch: BatchColumns, position: int) -> SingleAgentEpisode:
-    row: Any = tuple(getattr(batch, name).item(position) for name in TABLE)
-    return SharedColumns(batch).episode(position, row)
+def _shared(batch: BatchColumns) -> BatchColumns:
+    """Return the same chunks for episodes to refer to; the batch refers to its episodes."""
+    return BatchColumns(**batch._fields())
+
+
+def _new_episode(batch: BatchColumns, position: int, row: Row) -> SingleAgentEpisode:
+    """Return a chunk as an episode. It has its ids, time steps and done flags at once; see `BatchColumns.part_of`."""
+    episode = SingleAgentEpisode.__new__(SingleAgentEpisode)
+    _, length, _, t_started, episode.is_terminated, episode.is_truncated, _ = row
+    episode.id_ = batch.episode_ids[position]
+    episode.t_started = t_started
+    episode.t = t_started + length
+    episode.agent_id = None if batch.agent_ids is None else batch.agent_ids[position]
+    episode.module_id = None if batch.module_ids is None else batch.module_ids[position]
+    episode.multi_agent_episode_id = None
+    episode._source = (batch, position, row)
+    return episode
 
 
 # -- items of several agents --------------------------------------------------------------------------
 
 
-def _new_episode_of_agents(batch: BatchColumns, e: int) -> MultiAgentEpisode:
+def _new_episode_of_agents(batch: BatchColumns, groups: list[BatchColumns], e: int) -> MultiAgentEpisode:
     """Return a chunk of a batch of several agents as an episode."""
     left = batch.leftovers.get(e, {})
     episode = MultiAgentEpisode(
@@ -440,10 +353,11 @@ def _new_episode_of_agents(batch: BatchColumns, e: int) -> MultiAgentEpisode:
     timeline.departed = dict(left.get("departed", ()))
     timeline.early_rewards = dict(left.get("early_rewards", ()))
     found = []
-    for group in batch.groups or ():
+    for group in groups:
         of_episode, order, env_ts = group.links
         for c in np.flatnonzero(of_episode == e).tolist():
-            sae = _new_episode(group, c)
+            row: Any = tuple(getattr(group, name).item(c) for name in TABLE)
+            sae = _new_episode(group, c, row)
             sae.multi_agent_episode_id = episode.id_
             first = int(group.start[c])
             times = env_ts[first - int(group.lookback[c]) : first + int(group.length[c]) + 1].tolist()

@@ -73,8 +73,7 @@ class EpisodeColumns:
     rewards: InfiniteLookbackBuffer
     extra_model_outputs: dict[str, InfiniteLookbackBuffer]
     infos: InfiniteLookbackBuffer
-    # Only episodes on shared columns have this: the `SharedColumns` that create their other attributes, and their
-    # position and row in them.
+    # Of a batch's items: the batch's chunks, which make their other attributes, and their position and row in them.
     _source: tuple[Any, int, Any]
     _observation_space: gym.Space[Any] | None
     _action_space: gym.Space[Any] | None
@@ -84,10 +83,12 @@ class EpisodeColumns:
         if name == "_source" or name.startswith("__"):
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
         try:
-            source = self._source[0]
+            batch, position, row = self._source
         except AttributeError:
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}") from None
-        return source.create(self, name)
+        value = batch.part_of(position, row, name)
+        setattr(self, name, value)
+        return value
 
     @property
     def observation_space(self) -> gym.Space[Any] | None:
