@@ -645,17 +645,12 @@ def broker_of_run(run: Run) -> str | None:
     pid = run.facts.get("pid")
     if not isinstance(pid, int) or run.facts.get("host") != platform.node():
         return None
-    try:
-        entries = list(os.scandir(f"/proc/{pid}/fd"))
-    except OSError:
-        return None
-    for entry in entries:
-        try:
-            target = os.readlink(entry.path)
-        except OSError:  # closed in the meantime
-            continue
-        if target.endswith(_LOCK) and (path := Path(target).with_name(_SOCKET)).is_socket():
-            return f"ipc://{path}"
+    with contextlib.suppress(OSError), os.scandir(f"/proc/{pid}/fd") as entries:  # it may have ended
+        for entry in entries:
+            with contextlib.suppress(OSError):  # closed in the meantime
+                target = os.readlink(entry.path)
+                if target.endswith(_LOCK) and (path := Path(target).with_name(_SOCKET)).is_socket():
+                    return f"ipc://{path}"
     return None
 
 
