@@ -14,6 +14,7 @@ from typing import Any
 
 import psutil
 import pytest
+from actor_checks import is_gone
 
 from rlzmq.actors import forkserver
 from rlzmq.actors.system import ActorSystem
@@ -50,15 +51,8 @@ class Family:
         return [str(path) for path in Path(get_temp_dir()).glob("listener-*")]
 
 
-def lives(process: psutil.Process) -> bool:
-    try:
-        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return False
-
-
 def left(processes: list[psutil.Process], names: list[str]) -> list[str]:
-    alive = [str(process.pid) for process in processes if lives(process)]
+    alive = [str(process.pid) for process in processes if not is_gone(process, 0.0)]
     return alive + [name for name in names if Path("/dev/shm", name).exists()]
 
 

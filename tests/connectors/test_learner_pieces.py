@@ -27,9 +27,7 @@ from rlzmq.connectors.pipelines import LearnerConnectorPipeline
 from rlzmq.episodes.single_agent_episode import SingleAgentEpisode
 
 
-def ppo_pipeline(
-    gamma: float = 0.9, lambda_: float = 0.5, *, standardize: Any = "real_steps"
-) -> LearnerConnectorPipeline:
+def ppo_pipeline(gamma: float = 0.9, lambda_: float = 0.5) -> LearnerConnectorPipeline:
     return LearnerConnectorPipeline(
         connectors=[
             AddOneTsToEpisodesAndTruncate(),
@@ -37,7 +35,7 @@ def ppo_pipeline(
             AddColumnsFromEpisodesToTrainBatch(),
             BatchIndividualItems(),
             NumpyToTensor(as_learner_connector=True),
-            GeneralAdvantageEstimation(gamma=gamma, lambda_=lambda_, standardize=standardize),
+            GeneralAdvantageEstimation(gamma=gamma, lambda_=lambda_),
         ]
     )
 
@@ -96,9 +94,6 @@ def test_returns_to_go_sum_discounted_rewards_to_the_chunks_end() -> None:
     assert batch["returns_to_go"][(episodes[2].id_,)][0].tolist() == [3]
 
 
-# -- frame stacking ----------------------------------------------------------------------------------
-
-
 def test_the_learner_sees_the_frames_that_the_module_saw() -> None:
     space = gym.spaces.Box(-99, 99, (2, 2, 1))
     frames = [np.full((2, 2, 1), i + 1, np.float32) for i in range(5)]
@@ -112,9 +107,6 @@ def test_the_learner_sees_the_frames_that_the_module_saw() -> None:
     assert stacked[:, 0, 0].tolist() == [[0, 1, 2], [1, 2, 3], [2, 3, 4]]
     call(AddNextObservationsFromEpisodesToTrainBatch(), [episode], batch, shared_data=shared_data)
     assert batch["new_obs"][(episode.id_,)][0][:, 0, 0].tolist() == [[1, 2, 3], [2, 3, 4], [3, 4, 5]]
-
-
-# -- AddOneTsToEpisodesAndTruncate -------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("numpy", [False, True])
@@ -160,29 +152,6 @@ def test_advantages_equal_the_definition(
     np.testing.assert_allclose(columns["advantages"][mask], expected, rtol=1e-3, atol=1e-2)
     assert columns["advantages"][~mask].tolist() == [0.0] * len(episodes)
     assert columns["advantages"].dtype == torch.float32
-
-
-def test_as_rllib_standardises_over_the_extra_rows_as_rllib_does() -> None:
-    """Value targets of RLlib 2.60's compute_value_targets, extra rows included, give its advantages."""
-    values = np.array([1.0, 2.0, 3.0, 10.0, 20.0, 30.0])
-    targets = np.array([2.84, 3.2, 14.67, 22.6, 28.0, 0.0])
-    episodes = [
-        SingleAgentEpisode(
-            observations=np.array(part, np.float32)[:, None],
-            actions=np.zeros(2),
-            rewards=np.array(rewards),
-            len_lookback_buffer=0,
-        )
-        for part, rewards in (([1, 2, 3], [0.5, 0.5]), ([10, 20, 30], [1.0, 1.0]))
-    ]
-    columns = ppo_pipeline(standardize="as_rllib")(
-        rl_module={"default_policy": ValueModule()}, episodes=episodes
-    )["default_policy"]
-    advantages = targets - values
-    expected = (advantages - advantages.mean()) / advantages.std()
-    np.testing.assert_allclose(columns["advantages"], expected, rtol=1e-4, atol=1e-5)
-    real = columns["loss_mask"]
-    np.testing.assert_allclose(columns["value_targets"][real], targets[[0, 1, 3, 4]], rtol=1e-5)
 
 
 def test_shapes_that_do_not_fit_are_refused() -> None:

@@ -66,15 +66,6 @@ def test_every_flipped_or_missing_byte_is_noticed(tmp_path: Path) -> None:
     ckpt.read_checkpoint(path)
 
 
-def test_a_changed_fact_in_the_manifest_is_noticed(tmp_path: Path) -> None:
-    path = ckpt.write_checkpoint(tmp_path / "c", {"one": {}}, about={"iteration": 10})
-    whole = (path / "manifest.json").read_text()
-    for changed in (whole.replace("10", "11"), whole.replace('"sha256": "', '"shb256": "')):
-        (path / "manifest.json").write_text(changed)
-        with pytest.raises(CheckpointError, match="altered"):
-            ckpt.read_manifest(path)
-
-
 def test_a_replacement_cut_short_between_two_renames_leaves_the_old_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -108,16 +99,6 @@ def test_objects_are_refused_by_place(name: str | None, tmp_path: Path, monkeypa
     with pytest.raises(TypeError, match=r"one\['a'\]\[1\]: expected .* got builtins\.object"):
         ckpt.write_checkpoint(name and tmp_path / name, {"one": {"a": [0, object()]}})
     assert list(tmp_path.iterdir()) == []
-
-
-def test_a_manifest_that_points_outside_is_refused(tmp_path: Path) -> None:
-    path = ckpt.write_checkpoint(tmp_path / "c", {"one": {}})
-    manifest = json.loads((path / "manifest.json").read_text())
-    manifest["files"]["../../etc/passwd"] = {"bytes": 1, "sha256": ""}
-    manifest["sha256"] = ckpt._digest_of(manifest)  # as a forger would
-    (path / "manifest.json").write_text(json.dumps(manifest))
-    with pytest.raises(CheckpointError, match="outside"):
-        ckpt.read_checkpoint(path)
 
 
 @pytest.mark.parametrize("exists", [False, True])

@@ -62,26 +62,16 @@ def test_several_statistics_of_one_value() -> None:
     assert logger.reduce() == {"a": {"x_mean": 3.0, "x_min": 1, "x_max": 6}}
 
 
-def test_merging_two_processes_equals_logging_everything_in_one() -> None:
-    for reduce in ("mean", "sum", "min", "max", "lifetime_sum"):
-        one, left, right = MetricsLogger(), MetricsLogger(), MetricsLogger()
-        for i, value in enumerate((4.0, 1.0, 3.0, 9.0)):
-            one.log_value("x", value, reduce=reduce)
-            (left, right)[i % 2].log_value("x", value, reduce=reduce)
-        root = MetricsLogger()
-        root.aggregate([left.reduce(compile=False), right.reduce(compile=False)], key="group")
-        assert root.peek(("group", "x")) == one.peek("x")
-
-
 @pytest.mark.parametrize("compile_", [False, True])
-@pytest.mark.parametrize("options", [{"window": 4}, {"reduce": "lifetime_sum"}, {"reduce": "item_series"}])
-def test_a_worker_sends_every_value_once(options: dict[str, Any], compile_: bool) -> None:
-    worker, root, alone = MetricsLogger(), MetricsLogger(), MetricsLogger()
-    for values in ((1.0, 2.0), (), (7.0,)):
-        for value in values:
-            worker.log_value("x", value, **options)
-            alone.log_value("x", value, **options)
-        root.aggregate([worker.reduce(compile=compile_)], key="env_runners")
+@pytest.mark.parametrize("window", [None, 4])
+@pytest.mark.parametrize("reduce", ["mean", "sum", "min", "max", "lifetime_sum", "item_series"])
+def test_workers_send_every_value_once(reduce: str, window: int | None, compile_: bool) -> None:
+    workers, root, alone = [MetricsLogger(), MetricsLogger()], MetricsLogger(), MetricsLogger()
+    for values in ((4.0, 1.0), (), (3.0, 9.0)):
+        for worker, value in zip(workers, values, strict=False):
+            worker.log_value("x", value, reduce=reduce, window=window)
+            alone.log_value("x", value, reduce=reduce, window=window)
+        root.aggregate([worker.reduce(compile=compile_) for worker in workers], key="env_runners")
     assert root.peek(("env_runners", "x")) == alone.peek("x")
 
 

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from rlzmq.core.plain import NotPlainError, checked_dtype, from_plain, to_plain
 from rlzmq.core.spaces import space_from_plain, space_to_plain
+from rlzmq.wire.payloads import pack_blob, unpack_blob
 
 _SCALARS = st.one_of(
     st.none(),
@@ -49,10 +50,10 @@ def through_msgpack(value: Any) -> Any:
 @given(_VALUES)
 @settings(max_examples=300, deadline=None)
 def test_values_come_back_with_their_types(value: Any) -> None:
-    again = through_msgpack(value)
-    assert again == value
-    assert type(again) is type(value)
-    assert repr(again) == repr(value)
+    for again in (through_msgpack(value), unpack_blob(pack_blob(value))):
+        assert again == value
+        assert type(again) is type(value)
+        assert repr(again) == repr(value)
 
 
 def test_arrays_come_back_with_dtype_and_shape() -> None:
@@ -139,11 +140,11 @@ def test_only_dtypes_of_numbers_datetimes_and_fixed_size_strings_pass() -> None:
     ],
 )
 def test_spaces_come_back_equal(space: gym.Space[Any] | None) -> None:
-    again = space_from_plain(msgpack.unpackb(msgpack.packb(space_to_plain(space))))
-    assert again == space
-    if isinstance(space, spaces.Dict):
-        assert isinstance(again, spaces.Dict)
-        assert list(again.spaces) == list(space.spaces)
-    if space is not None and space.dtype is not None:
-        assert again is not None
-        assert again.dtype == space.dtype
+    in_a_file: Any = space_from_plain(msgpack.unpackb(msgpack.packb(space_to_plain(space))))
+    for again in (in_a_file, unpack_blob(pack_blob(space))):
+        assert again == space
+        assert type(again) is type(space)
+        if isinstance(space, spaces.Dict):
+            assert list(again.spaces) == list(space.spaces)
+        if space is not None:
+            assert again.dtype == space.dtype

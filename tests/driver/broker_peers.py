@@ -44,18 +44,11 @@ class FakePeer:
             routing_id=core.uuid.encode(),
         )
         self.socket.connect(addresses["data"])
-        self.is_connected = asyncio.Event()
-        self.stopped: asyncio.Future[E.Stop] = self.loop.create_future()
         self._timer = self.loop.call_soon(self.tick)
 
     def on_message(self, frames: list[Any]) -> None:
         message, _ = decode_message(frames)
-        self.handle(E.Received(b"", message, tuple(frames)))
-        if self.core.is_welcome:
-            self.is_connected.set()
-
-    def handle(self, event: Any) -> None:
-        self.do(self.core.handle(event, self.loop.time()))
+        self.do(self.core.handle(E.Received(b"", message, tuple(frames)), self.loop.time()))
 
     def do(self, instructions: list[Any]) -> None:
         for item in instructions:
@@ -165,13 +158,11 @@ class FakeDriver(FakePeer):
 
     def __init__(self, addresses: dict[str, str], num_updates: int, batch: int, **terms: Any) -> None:
         core = DriverCore(
-            "run", "driver", "uuid-driver", on_report=self.reported, tell=self.tell, timers=TIMERS
+            "run", "driver", "uuid-driver", on_report=self.reported, tell=lambda _: None, timers=TIMERS
         )
         super().__init__(core, addresses)
         self.num_updates, self.batch, self.terms = num_updates, batch, terms
         self.reports: list[Report] = []
-        self.notices: list[Any] = []
-        self.has_reported = asyncio.Event()
         self.finished: asyncio.Future[None] = self.loop.create_future()
         self.do(self.core.start(self.loop.time()))
         self.open_next()
@@ -190,10 +181,6 @@ class FakeDriver(FakePeer):
 
     def reported(self, report: Report) -> None:
         self.reports.append(report)
-        self.has_reported.set()
         self.open_next()
         if len(self.reports) == self.num_updates:
             self.finished.set_result(None)
-
-    def tell(self, message: Any) -> None:
-        self.notices.append(message)

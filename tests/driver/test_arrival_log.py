@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from offline_runs import cloning_config
 from recovery_runs import kill
 from replay_runs import replay_config
 
@@ -21,6 +20,7 @@ from rlzmq.core.errors import CheckpointError
 from rlzmq.envs.multi_agent_env import make_multi_agent
 from rlzmq.roles import arrival_log
 from rlzmq.roles.arrival_log import WeightsDigest, digest_weights, first_difference, read_arrivals
+from tests.driver.test_offline_runs import cloning_config
 from tests.support.runs import small as small_run
 
 PPO = {"minibatch_size": 40, "num_epochs": 2}
@@ -72,7 +72,7 @@ def replayed(path: Path, *, config: Any = None, **options: Any) -> list[Repeated
 
 
 def on_a_source(directory: Path, kind: str) -> Any:
-    config = cloning_config(directory / "shards", 1, 1) if kind == "files" else replay_config(2, 1)
+    config = cloning_config(directory / "shards", 1) if kind == "files" else replay_config(2, 1)
     if kind != "files":
         config.training(replay_buffer_config={"type": kind})
     return config.debugging(record_dir=str(directory / "arrivals"))
@@ -200,18 +200,6 @@ def test_a_resumed_run_goes_on_in_the_same_log_and_is_replayed_from_its_checkpoi
     replay = Replay(run)
     assert [u.version for u in replay.updates(2, 3)] == [2, 3]
     assert "000001.arrivals" in replay.began_at[0]
-
-
-def test_a_buffer_is_filled_again_before_the_updates_that_are_asked_for(tmp_path: Path) -> None:
-    run = tmp_path / "run"
-    with Algorithm.resume(run, config=small(APPOConfig, run)) as algo:
-        for iteration in range(6):
-            algo.train()
-            if iteration == 3:
-                algo.save_checkpoint()
-    replay = Replay(run)
-    assert [u.version for u in replay.updates(6, 6)] == [6]
-    assert "after update 0" in replay.began_at[0]
 
 
 @pytest.fixture(scope="module")

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -11,14 +13,40 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import gymnasium as gym
+import numpy as np
 import pytest
 
 from rlzmq import DefaultPPOTorchRLModule, PPOConfig, RLModuleSpec
 from rlzmq.cli.main import main
 from rlzmq.net.keys import JoinFile
-from tests.driver.made_env import MadeEnv
 from tests.net.chaos_proxy import ChaosProxy
-from tests.support.runs import Command
+from tests.support.runs import Command, ShortEnv
+
+
+class MadeEnv(ShortEnv):
+    """Observations of `size` numbers; steps take `step_s`, those of the second runner `second_step_s`.
+
+    Each step is a byte more in the file `steps_path`, where there is one.
+    """
+
+    length = 30
+
+    def __init__(self, config: Any) -> None:
+        super().__init__(config)
+        self.observation_space = gym.spaces.Box(-1.0, 1.0, (config.get("size", 2),), np.float32)
+        own = config.get("second_step_s") if config.worker_index == 2 else None
+        self.step_s = own or config.get("step_s", 0.0)
+
+    def observation(self) -> Any:
+        return np.zeros(self.observation_space.shape, np.float32)
+
+    def reward(self, action: Any) -> float:
+        time.sleep(self.step_s)
+        if path := self.config.get("steps_path"):
+            with open(path, "ab") as file:
+                file.write(b".")
+        return 1.0
 
 
 class Ponderous(DefaultPPOTorchRLModule):
@@ -134,7 +162,8 @@ def test_a_narrow_link_to_the_runners(tmp_path: Path, capsys: pytest.CaptureFixt
         with narrow(join.addresses["data"], 1e6) as data, narrow(join.addresses["weights"], 1e6) as weights:
             far = replace(join, addresses={**join.addresses, "data": data, "weights": weights})
             far.write(str(tmp_path / "far.toml"))
-            with Command(tmp_path, "runner", "--join", str(tmp_path / "far.toml")) as runner:
+            here = os.pathsep.join(sys.path)  # where this module, and so the env, is found
+            with Command(tmp_path, "runner", "--join", str(tmp_path / "far.toml"), PYTHONPATH=here) as runner:
                 runner.wait_for("joined")
                 for _ in range(3):
                     result = algo.train()

@@ -60,17 +60,6 @@ def test_two_ranks_get_the_agents_steps_of_the_serial_run_and_no_others(
         assert max(int(part[0].split()[1]) for part in found) < 0.75 * int(slots.split()[1])
 
 
-def test_groups_sample_and_train_for_custom_steps() -> None:
-    with small(2, 2).build() as algo:
-        episodes = algo.env_runner_group.sample(num_timesteps=100)
-        assert sum(len(episode) for episode in episodes) >= 100
-        results = algo.learner_group.update(episodes=episodes)
-        assert len(results) == 2
-        algo.sync_weights()
-        kinds = algo.env_runner_group.foreach_env_runner(lambda runner: type(runner).__name__)
-        assert kinds == ["SingleAgentEnvRunner"] * 2
-
-
 class TenSteps(ShortEnv):
     length = 10
 

@@ -1,34 +1,35 @@
-"""Runs whose updates take no fresh env steps: nothing is sampled, runners evaluate, dead processes are replaced."""
+"""Runs whose updates take no fresh env steps: dead processes are replaced, and each rank trains its own episodes."""
 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
-import pytest
-from offline_runs import BATCH, PER_UPDATE, cloning_config
 from recovery_runs import kill
 
+from rlzmq import BCConfig, SingleAgentEnvRunner
+from rlzmq.replay import write_shard
+from tests.support.runs import small
 
-@pytest.mark.parametrize(("num_env_runners", "num_learners"), [(0, 0), (0, 1), (1, 2)])
-def test_updates_without_fresh_data_train(tmp_path: Path, num_env_runners: int, num_learners: int) -> None:
-    config = cloning_config(tmp_path, num_env_runners, num_learners)
-    config.evaluation(
-        evaluation_interval=2, evaluation_duration=2, evaluation_num_env_runners=min(num_learners, 1)
+
+def cloning_config(directory: Path, num_learners: int) -> Any:
+    """Write two shards of CartPole episodes; return the config of a run that clones them."""
+    runner = SingleAgentEnvRunner(config=small())
+    for _ in range(2):
+        write_shard(directory, runner.sample(num_episodes=8, random_actions=True))
+    runner.stop()
+    return small(
+        BCConfig,
+        num_learners=num_learners,
+        input_=str(directory),
+        dataset_num_iters_per_learner=3,
+        train_batch_size_per_learner=20,
+        min_time_s_per_iteration=0,
     )
-    with config.build() as algo:
-        for number in range(1, 5):
-            result = algo.train()
-            assert result["num_env_steps_trained_lifetime"] == number * BATCH * PER_UPDATE * max(
-                num_learners, 1
-            )
-            assert result["accounting"] == {"sampled": 0, "trained": 0, "dropped": {}, "pending": 0}
-            assert ("evaluation" in result) == (number >= 2)  # the last one, between evaluations
-        assert result["evaluation"]["env_runners"]["num_episodes"] == 2
-        assert result["learners"]["default_policy"]["weights_seq_no"] == 4
 
 
 async def test_dead_ranks_and_brokers_are_replaced_in_a_run_that_samples_nothing(tmp_path: Path) -> None:
-    async with cloning_config(tmp_path, 1, 2).build_async() as algo:
+    async with cloning_config(tmp_path, 2).build_async() as algo:
         for number in range(1, 9):
             result = await algo.train()
             assert result["learners"]["default_policy"]["weights_seq_no"] == number
@@ -37,7 +38,6 @@ async def test_dead_ranks_and_brokers_are_replaced_in_a_run_that_samples_nothing
             elif number == 4:
                 await kill(algo.session.pipeline._broker.handle)
             elif number == 6:
-                await kill(algo.env_runner_group.handles[0])
                 await kill(algo.learner_group.handles[0])
         while len(algo.learner_group.handles) < 2:
             result = await algo.train()

@@ -12,7 +12,6 @@ import pytest
 
 from rlzmq import (
     PPO,
-    Callback,
     ConnectorV2,
     DefaultPPOTorchRLModule,
     MultiAgentEnvRunner,
@@ -20,8 +19,6 @@ from rlzmq import (
     RLModuleSpec,
     SingleAgentEnvRunner,
 )
-from rlzmq.core.callbacks import HOOKS, check_hooks
-from rlzmq.core.errors import ConfigurationError
 from tests.support.runs import small, two_agents
 
 # What RLlib 2.60 calls, by the base class.
@@ -148,10 +145,3 @@ def test_the_state_of_a_piece_of_users_is_merged_kept_and_saved(num_env_runners:
     with config.build() as algo:
         algo.restore_from_path(path)
         assert algo.env_to_module_connector.connectors[0].num == saved
-
-
-def test_a_hook_of_rllibs_that_is_never_called_is_an_error() -> None:
-    for name in ("on_offline_eval_runners_recreated", "on_learn_on_batch", "on_sub_environment_created"):
-        with pytest.raises(ConfigurationError, match=name):
-            check_hooks(type("Mine", (Callback,), {name: lambda self, **kwargs: None}))
-    assert len(HOOKS) == 15

@@ -8,12 +8,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from offline_runs import PER_UPDATE, cloning_config
 from replay_runs import FRESH, replay_config
 
 from rlzmq import Algorithm, EpisodeBatch
 from rlzmq.core.checkpoint import read_checkpoint
-from tests.support.runs import weights_of
 
 
 def config_of(num_learners: int, *, stores: bool, kind: str = "PrioritizedEpisodeReplayBuffer") -> Any:
@@ -89,20 +87,3 @@ def test_without_the_setting_buffers_are_filled_again(
     ]
     assert result["accounting"]["dropped"]["buffer_lost"] == lost
     assert result["learners"]["__all_modules__"]["batch_source"]["num_env_steps"] >= FRESH
-
-
-def test_the_position_in_recorded_episodes_is_restored(tmp_path: Path) -> None:
-    config = cloning_config(tmp_path / "shards", 0, 0).checkpointing(checkpoint_replay=True)
-    with config.build() as algo:
-        for _ in range(3):
-            algo.train()
-        algo.save_to_path(tmp_path / "c")
-        algo.train()
-        weights = weights_of(algo)
-    with Algorithm.from_checkpoint(tmp_path / "c", config=config) as algo:
-        assert algo.learner_group.foreach_learner(lambda learner: learner.source.progress.num_drawn) == [
-            3 * PER_UPDATE
-        ]
-        algo.train()
-        again = weights_of(algo)
-    np.testing.assert_equal(again, weights)

@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 from recovery_runs import kill
-from replay_runs import BATCH, FRESH, RATIO, WARM_UP, replay_config
+from replay_runs import BATCH, RATIO, WARM_UP, replay_config
 
-from tests.support.runs import Command, assert_accounted
+from tests.support.runs import assert_accounted
 
 
 def check(result: dict[str, Any], cut: float = 0.0) -> int:
@@ -76,20 +76,6 @@ async def test_a_dead_ranks_buffer_is_counted_and_the_others_go_on(staleness: in
         assert result["learners"]["__all_modules__"]["batch_source"]["num_env_steps"] == account["trained"]
         assert result["fault_tolerance"]["num_learner_group_reforms"] >= 1
         assert result["fault_tolerance"]["num_broker_restarts"] == 1
-
-
-def test_the_ratio_holds_while_a_runner_joins_and_dies(tmp_path: Path) -> None:
-    join = tmp_path / "join.toml"
-    config = replay_config(1, 1).networking(listen="tcp://127.0.0.1:0", join_file=str(join))
-    with config.build() as algo, Command(tmp_path, "runner", "--join", str(join)) as peer:
-        peer.wait_for(" joined ")
-        for _ in range(5):
-            check(algo.train())
-        peer.process.kill()
-        for _ in range(3):
-            result = algo.train()
-            check(result)
-        assert result["accounting"]["trained"] >= 8 * FRESH
 
 
 async def test_a_resumed_run_continues_its_ratio_and_its_schedules(tmp_path: Path) -> None:

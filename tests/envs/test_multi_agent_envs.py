@@ -74,9 +74,6 @@ def play(env: Any, num_steps: int = 300, seed: int = 0) -> MultiAgentEpisode:
     return episode
 
 
-# -- the base class ---------------------------------
-
-
 def test_spaces_come_by_agent_or_as_one_for_all() -> None:
     env = Countdown()
     assert env.get_observation_space("a") == gym.spaces.Discrete(10)

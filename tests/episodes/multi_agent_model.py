@@ -11,6 +11,7 @@ import numpy as np
 
 from rlzmq.episodes.agent_timelines import AgentTrack, Pending, Timeline
 from rlzmq.episodes.multi_agent_episode import MultiAgentEpisode
+from tests.episodes.reference_model import OBJECT, ReferenceEpisode
 
 AGENTS: list[Any] = [0, 1, "x", ("t", 2)]
 FILL = -7
@@ -214,27 +215,11 @@ class Model:
     def get(
         self, what: str, indices: Any, agents: Any, neg: bool, fill: int | None, return_list: bool
     ) -> Any:
-        is_step = what not in ("observations", "infos")
-        times = list(range(self.begin - self.lookback, self.end + (not is_step)))
-
-        def time_of(index: int) -> int:
-            return self.begin + index if index >= 0 or neg else self.end + (not is_step) + index
-
-        if indices is None:
-            wanted: list[int] = list(range(self.begin, self.end + (not is_step)))
-        elif isinstance(indices, int):
-            wanted = [time_of(indices)]
-        elif isinstance(indices, list):
-            wanted = [time_of(index) for index in indices]
-        else:
-            start = self.begin if indices.start is None else time_of(indices.start)
-            stop = self.end + (not is_step) if indices.stop is None else time_of(indices.stop)
-            stride = indices.step or 1
-            if fill is None:  # as in a list of all stored env steps
-                first, last = times[0] if times else self.end, self.end - is_step
-                low, high = (first, last + 1) if stride > 0 else (first - 1, last)
-                start, stop = min(max(start, low), high), min(max(stop, low), high)
-            wanted = list(range(start, stop, stride))
+        env_steps = ReferenceEpisode(OBJECT, OBJECT, {}, t_started=self.begin, t=self.end, is_reset=True)
+        env_steps.first = self.begin - self.lookback
+        times = range(env_steps.first, env_steps.end(what))
+        single = isinstance(indices, int)
+        wanted = env_steps.wanted(what, [indices] if single else indices, neg, fill is not None)
         if fill is None and any(t not in times for t in wanted):
             raise IndexError
         per_step: list[dict[Any, Any]] = []
@@ -249,7 +234,7 @@ class Model:
             per_step.append(row)
         if return_list:
             return per_step
-        if isinstance(indices, int):
+        if single:
             return per_step[0]
         found: dict[Any, list[Any]] = {}
         for row in per_step:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
 from typing import Any
 
 import gymnasium as gym
@@ -90,27 +89,6 @@ def test_items_are_views_on_the_columns() -> None:
         batch[6]
     assert_same_episodes(batch, [batch[i] for i in range(6)])
     assert (batch[np.int64(1)].id_, len(batch[:0]), batch.num_env_steps) == ("e1", 0, 21)
-
-
-@pytest.mark.parametrize(
-    "change",
-    [
-        lambda episode: setattr(episode, "id_", "other"),
-        lambda episode: setattr(episode, "is_truncated", True),
-        lambda episode: setattr(episode, "agent_id", "a"),
-        lambda episode: setattr(episode, "module_id", "p1"),
-        lambda episode: episode.initial_state.update(h=np.zeros(4)),
-        lambda episode: episode.custom_data.update(key=[1]),
-        lambda episode: episode.set_actions(new_data=0, at_indices=0),
-        lambda episode: episode.set_extra_model_outputs(key="action_logp", new_data=0.5, at_indices=0),
-        lambda episode: episode.infos[0].update(seen=1),
-    ],
-)
-def test_every_kind_of_change_of_an_item_is_noticed(change: Callable[[SingleAgentEpisode], None]) -> None:
-    batch = runner_batch()
-    assert batch.updated() is batch
-    change(batch[1])
-    assert batch.updated() is not batch
 
 
 def test_returns_and_step_slots_agree_with_the_episodes() -> None:

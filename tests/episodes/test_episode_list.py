@@ -85,16 +85,10 @@ def _extended(episodes: list[Any], batch: Any) -> list[Any]:
     return episodes
 
 
-@pytest.mark.parametrize("is_changed", [False, True])
 @pytest.mark.parametrize("name", READERS)
 @pytest.mark.parametrize(("batch_of", "episode_of"), BATCHES)
-def test_every_way_of_reading_a_list_sees_the_episodes(
-    batch_of: Make, episode_of: Make, name: str, is_changed: bool
-) -> None:
+def test_every_way_of_reading_a_list_sees_the_episodes(batch_of: Make, episode_of: Make, name: str) -> None:
     batch = batch_of("p", "q", "r")
-    if is_changed:
-        batch = batch_of("p", "r")
-        batch.insert(1, episode_of("q"))
     assert ids(READERS[name](batch)) == ["p", "q", "r"]
     assert len(batch) == 3
     assert ids(READERS[name](batch)) == ["p", "q", "r"]
@@ -139,12 +133,10 @@ CHANGES: dict[str, tuple[Callable[[Any, Any], Any], list[str]]] = {
 def test_changes_of_the_list_are_in_what_becomes_of_it(batch_of: Make, episode_of: Make, name: str) -> None:
     change, wanted = CHANGES[name]
     batch, plain = batch_of("p", "q", "r"), [*map(episode_of, "pqr")]
-    first = batch[0]
     batch.meta["runner"] = 1
     change(plain, episode_of("n"))
     change(batch, episode_of("n"))
     assert ids(batch) == ids(plain) == wanted
-    assert first in batch or "p" not in wanted
     assert (len(batch), batch.num_env_steps) == (len(wanted), 2 * len(wanted))
     assert ids(batch[1:]) == wanted[1:]
     updated = batch.updated()
@@ -157,15 +149,10 @@ def test_changes_of_the_list_are_in_what_becomes_of_it(batch_of: Make, episode_o
         assert ids(type(batch).concat([batch, batch])) == wanted * 2
 
 
-@pytest.mark.parametrize("is_changed", [False, True])
 @pytest.mark.parametrize(("batch_of", "episode_of"), BATCHES)
-def test_changes_of_episodes_go_wherever_the_batch_goes(
-    batch_of: Make, episode_of: Make, is_changed: bool
-) -> None:
+def test_changes_of_episodes_go_wherever_the_batch_goes(batch_of: Make, episode_of: Make) -> None:
     batch = batch_of("p", "q")
     batch.meta["runner"] = 1
-    if is_changed:
-        batch.reverse()
     for episode in batch:
         for agent in getattr(episode, "agent_episodes", {None: episode}).values():
             agent.set_rewards(new_data=[2.0] * len(agent))

@@ -54,9 +54,6 @@ def stepped(*steps: Any) -> MultiAgentEpisode:
     return episode
 
 
-# -- the worked example -------------------------------------------------------------------------------
-
-
 def test_getters_of_a_worked_example_with_a_hanging_agent() -> None:
     episode = worked()
     assert {agent_id: list(agent_ts) for agent_id, agent_ts in episode.env_t_to_agent_t.items()} == {
@@ -82,9 +79,6 @@ def test_ids_of_agents_may_be_tuples() -> None:
     episode.add_env_reset(observations={("x", 1): 5, 2: 6})
     assert episode.get_observations(0, agent_ids=("x", 1)) == {("x", 1): 5}
     assert episode.get_observations(0, agent_ids=[("x", 1), 2]) == {("x", 1): 5, 2: 6}
-
-
-# -- RLlib's bugs, not copied --------------------------------------------------------------------------
 
 
 def test_regression_extra_model_outputs_without_a_key_are_all_of_them() -> None:
@@ -158,9 +152,7 @@ def test_items_of_any_kind_are_kept_and_numbers_asked_for_where_they_are_needed(
     with pytest.raises(ValueError, match=r"column 'rewards': .*'(rew_0|hanging)'"):
         EpisodeBatch.from_episodes([episode])
     before = facts(episode)
-    with pytest.raises(
-        MultiAgentEnvError, match="agent 'b', column 'rewards': expected numbers to add up until"
-    ):
+    with pytest.raises(MultiAgentEnvError, match="agent 'b', column 'rewards'"):
         episode.add_env_step({"b": {2}}, {}, {"b": 1.0})
     assert facts(episode) == before
     chunk = episode.cut()

@@ -125,9 +125,6 @@ def test_rewards_may_be_numbers_of_any_kind_and_arrays_of_one_element() -> None:
         assert EpisodeBatch.from_episodes([each]).get_returns().tolist() == [29]
 
 
-# -- items of any kind --------------------------------------------------------------------------------
-
-
 def test_infos_that_are_no_dicts_stay_in_batches_and_are_left_out_on_the_wire() -> None:
     episodes = [SingleAgentEpisode("a"), SingleAgentEpisode("b")]
     for episode, infos in zip(episodes, [("", 0, "x"), ({}, {"k": 1}, Token(1))], strict=True):

@@ -182,22 +182,6 @@ def test_a_forked_child_neither_holds_nor_releases() -> None:
         os.close(writes)
 
 
-def refuse(*args: Any, **kwargs: Any) -> Any:
-    raise OSError(28, "No space left on device")
-
-
-def test_without_memory_arrays_stay_where_they_are_and_it_is_logged_once(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    monkeypatch.setattr(os, "memfd_create", refuse)
-    pool, array = SegmentPool(), np.zeros(LARGE, np.uint8)
-    assert pool.put([array])[0] is array
-    assert pool.put([array])[0] is array
-    (text,) = caplog.messages
-    assert "No space left on device" in text
-    assert "through sockets" in text
-
-
 def memfd(num_bytes: int, seals: int = 0) -> int:
     fd = os.memfd_create("hostile", os.MFD_ALLOW_SEALING)
     os.ftruncate(fd, num_bytes)

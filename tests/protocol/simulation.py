@@ -4,11 +4,12 @@ Runners, a broker, learners and a driver exchange messages over a network that d
 delays (and so reorders) them; processes crash at any event and come back, or freeze for good, and only
 a supervisor that hears of it ends them; peers are cut off for a while; forming the group fails. After a
 time the faults stop, and the run must finish. Everything that happens is written into a `History`,
-which `history.check` judges afterwards.
+which `history.check` judges afterwards, and each process records what a real one does, for the checker of real runs.
 """
 
 from __future__ import annotations
 
+import functools
 import heapq
 import random
 from collections.abc import Callable, Sequence
@@ -18,16 +19,21 @@ from typing import Any
 import numpy as np
 from history import History, Step
 
+from rlzmq import PPOConfig
 from rlzmq.core.update_plan import ReplayRatio
+from rlzmq.driver.driver_link import MetaCheck, ReportReader
+from rlzmq.driver.updates import Accounting
 from rlzmq.protocol import core as E
 from rlzmq.protocol.broker.core import BrokerCore, BrokerOptions
+from rlzmq.protocol.broker.state import first_number
 from rlzmq.protocol.broker.updates import rank_shares
 from rlzmq.protocol.driver_core import DriverCore, Report
 from rlzmq.protocol.learner_core import LearnerCore, UnusableError
 from rlzmq.protocol.runner_core import RunnerCore
-from rlzmq.wire.codec import Publication, new_publication_buffer, seal_publication
-from rlzmq.wire.messages import Fragment, Lease, OpenUpdate, Shard, ShardPlan, Weights, decode_message
-from rlzmq.wire.payloads import FragmentRange, pack_blob
+from rlzmq.wire.codec import FragmentId, Publication, new_publication_buffer, seal_publication
+from rlzmq.wire.messages import Fragment, Lease, OpenUpdate, Shard, ShardPlan, decode_message
+from rlzmq.wire.payloads import FragmentRange, pack_blob, unpack_blob
+from tests.support import fault_history
 
 RUN = "run"
 _REPLAY_BATCH = 8
@@ -58,6 +64,11 @@ class Plan:
     allow_freeze: bool = False
     train_ratio: float = 0.0
     warm_up: int = 0
+
+    @property
+    def keeps_order(self) -> bool:
+        """Whether messages arrive as they were sent, as those of real sockets."""
+        return self.drop == self.slow == 0.0
 
     @property
     def has_replay(self) -> bool:
@@ -112,6 +123,12 @@ class Process:
     cut_until: float = 0.0
     is_frozen: bool = False
     missed: list[Callable[[], None]] = field(default_factory=list)
+    recorded: dict[int, str] = field(default_factory=dict)
+
+    @property
+    def key(self) -> tuple[str, int]:
+        """Place and pid."""
+        return self.name, int(self.core.uuid.rpartition("-")[2])
 
     def unless_frozen(self, action: Callable[[], None]) -> None:
         """Now, or when it is continued."""
@@ -152,6 +169,9 @@ class Simulation:
             train_ratio=plan.train_ratio,
             warm_up=plan.warm_up,
         )
+        self.recorded: fault_history.History = {("driver", 0): []}
+        self._reader = ReportReader(MetaCheck(PPOConfig(), {}), ())
+        self._account = Accounting()
         self._events: list[tuple[float, int, Callable[[], None]]] = []
         self._count = 0
         self._uuid = 0
@@ -165,12 +185,64 @@ class Simulation:
         self.started: dict[tuple[int, int], set[int]] = {}
         self.forming = False
         self.checkpoint: list[Step] = []
-        self.num_deaths_by_killer = 0
         driver = DriverCore(
             RUN, "driver", "driver-uuid", spaces_digest="c", on_report=self.reported, tell=lambda _: None
         )
         self.driver = Process("driver", b"driver", driver)
         self.by_routing[b"driver"] = self.driver
+
+    # ------------------------------------------------------------------ recording
+
+    def record(self, key: tuple[str, int], event: str, **facts: Any) -> None:
+        self.recorded.setdefault(key, []).append({"event": event, **facts})
+
+    def record_arrival(self, fragment: Fragment, is_new: bool) -> None:
+        """As `BrokerRole` does."""
+        assert self.broker is not None
+        key, state, id_ = ("broker", self.broker_incarnation), self.broker.state, fragment.fragment_id
+        if is_new or (id_ in state.ledger.entries and id_ not in self.held):
+            self.held.add(id_)
+            update = -1 if state.next_commit is None else state.next_commit
+            self.record(key, "held", id=str(id_), version=fragment.weights_version, update=update)
+        elif id_ not in state.ledger.entries and state.ledger.is_committed(id_):
+            self.record(key, "settled", id=str(id_))
+
+    def record_progress(self, process: Process) -> None:
+        """As a runner does."""
+        kept = process.core.kept_fragments()
+        for seq, (fragment, is_accepted) in kept.items():
+            if is_accepted and seq not in process.recorded:
+                process.recorded[seq] = str(fragment.fragment_id)
+                self.record(process.key, "accepted", id=process.recorded[seq], steps=fragment.num_env_steps)
+        for seq in process.recorded.keys() - kept.keys():
+            self.record(process.key, "committed", id=process.recorded.pop(seq))
+
+    def record_report(self, report: Report) -> None:
+        """As the driver does."""
+        done = report.report
+        fragments = [[str(fragment), num] for fragment, num, _ in self._reader.take_new(report)]
+        self._reader.account(report, sum(num for _, num in fragments), self._account)
+        results = [unpack_blob(blob) for blob in report.results]
+        self._account.note_sources(results)
+        # A rank that has joined repeats the results of the one whose state it adopted.
+        of_ranks = [result["__all_modules__"]["batch_source"] for result in results if result]
+        sources = {source["source_id"]: source for source in of_ranks}
+        if sources and len(sources) == max(source["num_ranks"] for source in sources.values()):
+            held = sum(source["num_env_steps"] for source in sources.values())
+            assert self.history.rollbacks or held == self._account.trained, f"{held}: {self._account}"
+        self.record(
+            ("driver", 0),
+            "report",
+            update=done.update_id,
+            broker=done.broker_incarnation,
+            staleness=self.plan.staleness,
+            steps=done.num_env_steps,
+            trained=done.num_kept_steps,
+            lag=max((done.update_id - version for version in done.versions), default=0),
+            max_lag=self.history.max_lag,
+            fragments=fragments,
+            accounting=self._account.to_dict(),
+        )
 
     # ------------------------------------------------------------------ running
 
@@ -216,6 +288,8 @@ class Simulation:
         for process in [self.driver, *self.runners.values(), *self.learners.values()]:
             if process.alive and not process.is_frozen:
                 self.do(process, process.core.tick(self.now))
+                if isinstance(process.core, RunnerCore):
+                    self.record_progress(process)
         if self.broker is not None:
             self.do_broker(self.broker.tick(self.now))
         self.after(0.25, self.tick)
@@ -244,13 +318,17 @@ class Simulation:
     def arrive(self, process: Process, to_broker: bool, event: E.Received) -> None:
         if to_broker:
             if self.broker is not None:
+                num_accepted = self.broker.state.ledger.num_accepted
                 self.do_broker(self.broker.handle(event, self.now))
+                if isinstance(event.message, Fragment):
+                    is_new = self.broker.state.ledger.num_accepted > num_accepted
+                    self.record_arrival(event.message, is_new)
         elif process.alive:
             process.unless_frozen(lambda: self.do(process, process.core.handle(event, self.now)))
 
     def do_broker(self, instructions: list[E.Instruction]) -> None:
         assert self.broker is not None
-        self.history.observe_broker(self.broker, self.now)
+        self.history.observe_broker(self.broker)
         for item in instructions:
             if isinstance(item, E.Send):
                 process = self.by_routing.get(item.peer)
@@ -294,7 +372,10 @@ class Simulation:
         self.broker_incarnation += 1
         options = BrokerOptions(RUN, self.broker_incarnation, peer_timeout_s=4.0, death_limit=3)
         self.broker = BrokerCore(options)
-        self.history.new_broker()
+        self.history.num_brokers += 1
+        self.held: set[FragmentId] = set()
+        facts = {"incarnation": options.incarnation, "first_attempt": first_number(options.incarnation)}
+        self.record(("broker", options.incarnation), "serves", **facts)
 
     def start_runner(self, name: str, incarnation: int) -> None:
         uuid = self.new_uuid(name)
@@ -319,7 +400,8 @@ class Simulation:
     def sample(self, process: Process, lease: Lease, weights: tuple[Publication, Any] | None) -> None:
         core = process.core
         if weights is not None:
-            self.history.applied(core.uuid, weights[0].order)
+            generation, version = weights[0].order
+            self.record(process.key, "weights", generation=generation, version=version)
         assert core.weights.satisfies(lease.generation, lease.weights_version, exact=False)
         most = lease.num_vector_steps * self.plan.num_envs
         lost = sum(self.rng.random() < 0.1 for _ in range(most)) if most < 64 else most // 10
@@ -333,12 +415,9 @@ class Simulation:
         if lease.is_sorted_by_env:
             cuts = sorted(self.rng.randint(0, most - lost) for _ in range(self.plan.num_envs - 1))
             env_steps = tuple(np.diff([0, *cuts, most - lost]).tolist())
-        fragment = {
-            "num_env_steps": most - lost,
-            "env_steps": env_steps,
-        }
-        self.history.sampled(process.core.uuid, process.name, env_steps)
-        self.after(seconds, lambda: self.happens(process, process.core.sampled, **fragment))
+        self.history.sampled(core.uuid, env_steps)
+        fragment = {"num_env_steps": most - lost, "env_steps": env_steps}
+        self.after(seconds, lambda: self.happens(process, core.sampled, **fragment))
 
     def start_learner(self, name: str) -> LearnerProcess:
         uuid = self.new_uuid(name)
@@ -376,6 +455,7 @@ class Simulation:
         for rank, member in enumerate(members):
             member.chain = list(furthest or [])
             member.generation, member.rank, member.shards = self.generation, rank, {}
+            self.record(member.key, "formed", generation=self.generation, next_update=len(member.chain))
             place = self.generation, rank, len(members), len(member.chain), self.now
             self.do(member, member.core.form_group(*place, memory=memory, begins_lineage=is_rollback))
         self.new_weights(members[0])
@@ -417,7 +497,7 @@ class Simulation:
         if not self.plan.has_replay:
             shares = rank_shares(item.num_env_steps_all_ranks, len(self.group))
             assert item.num_env_steps == shares[process.rank], "not this rank's share"
-        self.history.got(self.generation, process.rank, len(self.group), list(shards), self.broker)
+        self.history.got(self.generation, process.rank, shards)
         assert item.num_env_steps_all_ranks >= self.plan.steps_per_rank * self.plan.num_ranks
         if self.plan.killer and any(s.fragment.seq % 11 == 4 for s in shards):
             self.after(0.01, lambda: self.kill_learner(process))
@@ -433,15 +513,16 @@ class Simulation:
         step = Step(item.update_id, self.generation, item.attempt, ranges, num_trained, len(self.group))
         generation = self.generation
         for member in self.group:
-            self.after(0.02 + self.rng.uniform(0, 0.002), lambda m=member: self.step(m, step, generation))
+            take = functools.partial(self.step, member, step, generation)
+            self.after(0.02 + self.rng.uniform(0, 0.002), lambda m=member, t=take: m.unless_frozen(t))
 
     def step(self, member: LearnerProcess, step: Step, generation: int) -> None:
-        if member.is_frozen:
-            member.missed.append(lambda: self.step(member, step, generation))
-            return
         if not member.alive or generation != self.generation or self.forming:
             return
         assert len(member.chain) == step.update_id, "updates out of order"
+        ranges = [[str(id_), first, num] for id_, first, num in member.core.training_ranges(step.update_id)]
+        facts = {"update": step.update_id, "attempt": step.attempt, "generation": generation}
+        self.record(member.key, "trained", **facts, ranges=ranges)
         member.chain.append(step)
         mine = member.shards.get((step.update_id, step.attempt), {}).values()
         member.num_held += sum(item.num_steps for item in mine)
@@ -489,7 +570,8 @@ class Simulation:
             self.do(self.driver, driver.open_update(update))
 
     def reported(self, report: Report) -> None:
-        self.history.report(report)
+        self.history.reports.append(report)
+        self.record_report(report)
         if report.report.update_id % 2 == 0:
             furthest = max((m.chain for m in self.group), key=len)
             self.checkpoint = list(furthest[: report.report.update_id + 1])
@@ -550,6 +632,7 @@ class Simulation:
 
     def kill(self, process: Process) -> None:
         process.alive = False
+        self.record(("driver", 0), "ended", place=process.name, pid=process.key[1])
         if self.broker is not None and self.rng.random() < 0.5:
             self.after(
                 0.01, lambda: self.broker and self.do_broker(self.broker.lost(process.routing, self.now))
@@ -572,13 +655,13 @@ def run_schedule(seed: int) -> History:
     Raises:
         AssertionError: A promise was broken; the text has the seed.
     """
-    history = None
     try:
-        history = Simulation(Plan.draw(seed)).run()
+        simulation = Simulation(Plan.draw(seed))
+        history = simulation.run()
         history.check()
+        fault_history.check_weights(simulation.recorded)
+        if not history.rollbacks:
+            fault_history.check_history(simulation.recorded, keeps_order=simulation.plan.keeps_order)
     except Exception as error:
         raise AssertionError(f"schedule of seed {seed}: {type(error).__name__}: {error}") from error
     return history
-
-
-__all__ = ["Plan", "Simulation", "Weights", "run_schedule"]

@@ -18,35 +18,6 @@ from rlzmq.wire.messages import (
 )
 
 
-def test_a_slow_runner_gets_less_of_the_rest_and_is_cut_after_twice_its_time():
-    bench = Bench()
-    bench.ready_run(batch=1200)
-    seconds_per_step = {"fast": 0.005, "slow": 0.045}
-    for name in seconds_per_step:
-        bench.runner(name)
-    ends_at: dict[str, float] = {}
-    num_steps = dict.fromkeys(seconds_per_step, 0)
-    limits: list[float] = []
-    while True:
-        for name, pace in seconds_per_step.items():
-            leases = bench.state.leases.of_peer(f"uuid-{name}")
-            if leases and name not in ends_at:
-                ends_at[name] = bench.now + leases[0].num_env_steps * pace
-        if not ends_at:
-            break
-        name = min(ends_at, key=ends_at.__getitem__)
-        bench.now = ends_at.pop(name)
-        lease = bench.state.leases.of_peer(f"uuid-{name}")[0]
-        num_steps[name] += lease.num_env_steps
-        bench.fragment(lease.lease_id, steps=lease.num_env_steps, runner=name)
-        limits += [item.max_s / (item.num_vector_steps * 4) for item in bench.leases("slow") if item.max_s]
-    assert sum(num_steps.values()) == 1200
-    assert 80 <= num_steps["slow"] <= 160, "a tenth of it"
-    assert bench.now <= 6.3, "both end at about the same time; 5.4 s would be perfect"
-    assert limits == pytest.approx([2 * 0.045] * len(limits))
-    assert limits
-
-
 def test_a_peer_that_keeps_sending_what_no_peer_sends_is_expelled_and_its_place_is_free():
     bench = bench_with_runner(batch=400)
     for _ in range(9):
@@ -89,14 +60,6 @@ def _work(bench, lease_ids, until, *, every=1.0, progress=1, runner="a"):
         bench.tick()
         told += [notice.event for notice in bench.sent("driver", Notice)]
     return told
-
-
-def test_a_lease_that_takes_long_lasts_as_long_as_its_runner_shows_progress():
-    bench, (lease,) = _two_runners(lease_timeout_s=30.0)
-    assert _work(bench, [lease.lease_id], 59.0) == []
-    bench.fragment(lease.lease_id, steps=20, runner="a")
-    assert bench.sent("learner-0", ShardPlan)[0].num_env_steps == 20
-    assert bench.state.ledger.accounting.dropped == {}
 
 
 def test_a_lease_without_progress_is_kept_while_nobody_else_is_free():

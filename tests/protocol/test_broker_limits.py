@@ -20,8 +20,6 @@ from rlzmq.wire.messages import (
     Welcome,
 )
 
-# ------------------------------------------------------------------ who it is
-
 
 @pytest.mark.parametrize("fields", [{"uuid": "u" * 201}, {"name": "n" * 201}])
 def test_an_impossible_hello_is_refused(fields):
@@ -92,9 +90,6 @@ def test_without_leases_a_runner_fills_its_share_to_the_last_byte(bound):
         bench.fragment(steps=1)
         rejected.append([item.reason for item in bench.sent("runner", Rejected)])
     assert rejected == [[], [], ["overrun"]]
-
-
-# ------------------------------------------------------------------ records
 
 
 def _report_of(bench: Bench) -> Report:

@@ -25,20 +25,6 @@ def test_strangers_are_asked_to_say_hello():
     assert bench.out == []
 
 
-def test_malformed_messages_are_counted_and_answered_to_those_we_know():
-    bench = Bench()
-    bench.driver()
-    bench.runner()
-    bench.refuse("runner", "dtype", "array 0: dtype 'O'")
-    assert bench.sent("runner", Rejected)[0].detail == "array 0: dtype 'O'"
-    assert bench.sent("driver", Notice)[0].event == "protocol_error"
-    bench.refuse("nobody", "malformed", "x")
-    assert bench.out == []
-    bench.refuse("old-release", "version", "version 3, here 1")
-    assert bench.sent("old-release", Refused)[0].detail == "version 3, here 1"
-    assert bench.state.refused == {"dtype": 1, "malformed": 1, "version": 1}
-
-
 def test_a_runner_from_outside_cannot_take_the_name_of_one_that_is_there():
     bench = Bench()
     bench.driver()
@@ -123,9 +109,6 @@ def test_who_came_before_the_driver_and_does_not_fit_is_turned_away_when_it_come
     assert list(bench.state.runners) == ["uuid-ours"]
 
 
-# ------------------------------------------------------------------ what outlives a connection
-
-
 @pytest.mark.parametrize("role", ["runner", "learner", "driver"])
 def test_who_comes_back_on_another_connection_has_left_its_old_one(role):
     bench = Bench()
@@ -141,9 +124,6 @@ def test_who_comes_back_on_another_connection_has_left_its_old_one(role):
     assert not _is_known(bench, "old")
 
 
-# ------------------------------------------------------------------ a driver comes
-
-
 def test_what_was_sampled_before_the_drivers_lineage_is_dropped():
     bench = Bench()
     bench.runner()
@@ -154,9 +134,6 @@ def test_what_was_sampled_before_the_drivers_lineage_is_dropped():
     assert (accounting.dropped, accounting.pending) == ({"rolled_back": 10}, 20)
     bench.fragment(steps=5, generation=1)
     assert accounting.dropped == {"rolled_back": 15}
-
-
-# ------------------------------------------------------------------ the trace
 
 
 def test_stages_of_other_hosts_go_to_the_driver_but_not_too_often():

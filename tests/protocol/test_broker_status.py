@@ -34,9 +34,6 @@ def _progress(bench: Bench) -> Progress:
     return progress
 
 
-# ------------------------------------------------------------------ status
-
-
 def test_a_working_broker_says_what_it_holds_and_since_when():
     bench = Bench()
     bench.ready_run(batch=400)
@@ -83,9 +80,6 @@ def test_how_long_those_at_work_may_make_no_progress():
     assert _progress(bench).patience_s == 300.0, "as the rank says"
 
 
-# ------------------------------------------------------------------ who waits for whom
-
-
 def test_a_broker_names_what_an_update_lacks():
     bench = Bench()
     bench.driver()
@@ -114,9 +108,6 @@ def test_a_broker_names_what_an_update_lacks():
     ]
 
 
-# ------------------------------------------------------------------ weights and connector states
-
-
 def test_a_damaged_payload_of_a_known_peer_is_refused_and_nothing_changes():
     bench = Bench()
     bench.learner()
@@ -125,9 +116,6 @@ def test_a_damaged_payload_of_a_known_peer_is_refused_and_nothing_changes():
     bench.hello("learner-1", "learner", (b"", b"x"), rank=0, num_ranks=1, generation=2)
     assert bench.sent("learner-1", Refused)[0].reason == "array"
     assert bench.state.generation == 1
-
-
-# ------------------------------------------------------------------ notices
 
 
 def test_of_strangers_the_driver_hears_twenty_per_second_after_two_hundred():
@@ -144,9 +132,6 @@ def test_of_strangers_the_driver_hears_twenty_per_second_after_two_hundred():
     assert heard == [200, 10, 0, 200]
     bench.hello("top", "observer", run_id="another")
     assert bench.sent("driver", Notice) == [], "observers are strangers, too"
-
-
-# ------------------------------------------------------------------ bounds of staleness
 
 
 def test_old_data_is_used_up_to_the_bound_that_the_driver_sets():

@@ -47,10 +47,6 @@ def test_shares_are_as_equal_as_integers_allow(steps, ranks, shares):
     assert rank_shares(steps, ranks) == shares
 
 
-def _version(ledger: Ledger, seq: int, steps: int, version: int, **fields) -> None:
-    assert ledger.accept(_id(seq), steps, generation=3, version=version, **fields) is not None
-
-
 @pytest.mark.parametrize(
     ("env_steps", "is_kept"),
     [((4, 6), True), ((0, 10), True), ((10,), True), ((4, 5), False), ((-1, 11), False), ((), False)],
@@ -59,34 +55,3 @@ def test_steps_of_each_env_are_kept_if_they_add_up(env_steps, is_kept):
     entry = Ledger().accept(_id(0), 10, generation=0, version=0, env_steps=env_steps)
     assert entry is not None
     assert entry.env_steps == (env_steps if is_kept else ())
-
-
-def test_memory_is_counted_while_it_is_held_and_on_average_of_all_that_came():
-    ledger = Ledger()
-    assert ledger.mean_bytes == 0
-    for seq, num_bytes in enumerate((10, 21)):
-        _version(ledger, seq, 5, 0, num_bytes=num_bytes)
-        assert ledger.mean_bytes == (10, 15)[seq]
-    record = ledger.runner("r", 1)
-    assert (ledger.num_bytes, record.uncommitted_bytes, record.num_uncommitted) == (31, 31, 2)
-    ledger.commit([ledger.take(ledger.entries[_id(0)], 5)])
-    assert (ledger.num_bytes, record.uncommitted_bytes, record.num_uncommitted) == (21, 21, 1)
-    ledger.drop(ledger.entries[_id(1)], "stale")
-    assert (ledger.num_bytes, record.uncommitted_bytes, record.num_uncommitted) == (0, 0, 0)
-    assert ledger.mean_bytes == 15
-
-
-def test_free_steps_are_those_of_versions_within_both_bounds():
-    ledger = Ledger()
-    for seq, version in enumerate((3, 4, 5, 4)):
-        _version(ledger, seq, 10**seq, version)
-    assert ledger.free_steps() == 1111
-    assert ledger.free_steps(4) == 1110
-    assert ledger.free_steps(4, 4) == 1010
-    assert ledger.free_steps(max_version=3) == 1
-    assert ledger.free_steps(max_version=4) == 1011
-    ledger.take(ledger.entries[_id(1)], 4)
-    assert ledger.free_steps(4, 4) == 1006
-    ledger.drop(ledger.entries[_id(1)], "stale")
-    assert ledger.free_steps(4, 4) == 1000
-    assert [entry.id.seq for entry in ledger.free_entries()] == [0, 2, 3]

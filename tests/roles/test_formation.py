@@ -17,6 +17,7 @@ from rlzmq.core.errors import PeerLostError
 from rlzmq.driver.formation import LearnerFormation, form_group
 from rlzmq.driver.supervision import Place, Supervisor
 from rlzmq.roles.learner_role import guarded_connections, interface_for
+from tests.support.runs import until_async
 
 
 class FakeRank:
@@ -92,9 +93,7 @@ async def test_ranks_that_live_and_never_come_together_end_the_run_with_the_reas
         raise PeerLostError("connect timeout [10.0.0.7]:4711")
 
     group = formation(form)
-    with pytest.raises(
-        PeerLostError, match=r"5 attempts in a row.*connect timeout \[10.0.0.7\]:4711.*GLOO_SOCKET_IFNAME"
-    ):
+    with pytest.raises(PeerLostError, match=r"5 attempts in a row.*timeout.*GLOO_SOCKET_IFNAME"):
         await group.begin(2)
     assert attempts == [2] * 5
     await group.stop()
@@ -119,12 +118,6 @@ async def test_a_replacement_that_always_dies_while_forming_is_given_up(
     await group.stop()
 
 
-async def wait_until(is_so: Callable[[], bool]) -> None:
-    async with asyncio.timeout(10):
-        while not is_so():  # noqa: ASYNC110
-            await asyncio.sleep(0.001)
-
-
 async def test_a_replacement_that_dies_while_it_loads_the_last_copy_is_replaced_in_turn(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -133,7 +126,7 @@ async def test_a_replacement_that_dies_while_it_loads_the_last_copy_is_replaced_
     await group.begin(1)
     first, group.last_resort, group.is_untouched = group.handles[0], ["loads", "kills"], False
     first.die()
-    await wait_until(lambda: group.failed.done() or (bool(group.handles) and group.handles != [first]))
+    await until_async(lambda: group.failed.done() or (bool(group.handles) and group.handles != [first]))
     await group.wait_formed()
     assert group.last_resort == []
     assert (group.num_rollbacks, group._supervisor.num_restarts) == (1, 2)
@@ -152,9 +145,9 @@ async def test_a_replacement_that_dies_when_it_has_joined_is_noticed(monkeypatch
     group = formation(form)
     await group.begin(2)
     joined[0].die()
-    await wait_until(lambda: bool(group._ready()))
+    await until_async(lambda: bool(group._ready()))
     await group.admit()
-    await wait_until(lambda: joined[1] not in group.handles)
+    await until_async(lambda: joined[1] not in group.handles)
     await group.stop()
 
 

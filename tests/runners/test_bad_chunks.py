@@ -99,9 +99,7 @@ def test_after_a_bad_chunk_of_an_ongoing_episode_all_begin_again(make_runner: An
 
 def test_values_that_are_rare_and_spoil_most_chunks_end_the_run(make_runner: Any) -> None:
     runner = make_runner(every=150, length=300)
-    with pytest.raises(
-        EnvError, match=r"such values in \d+ env steps spoil the chunks of \d+ of them: correct"
-    ):
+    with pytest.raises(EnvError, match=r"env steps spoil the chunks of \d+ of them"):
         sample_often(runner, 250)
 
 
@@ -144,9 +142,7 @@ class PutsOutNaN(TorchRLModule):
 def test_a_module_that_puts_out_nan_is_blamed_itself() -> None:
     config = make_config(Spoils, num_envs=1).rl_module(rl_module_spec=RLModuleSpec(PutsOutNaN))
     runner = SingleAgentEnvRunner(config=config)
-    with pytest.raises(
-        ValueError, match=r"The module .* nan in column 'action_dist_inputs' at step 0 .* no grad_clip"
-    ):
+    with pytest.raises(ValueError, match=r"The module .* nan in column 'action_dist_inputs'"):
         runner.sample_lease(10)
 
 

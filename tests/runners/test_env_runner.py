@@ -176,22 +176,6 @@ def test_callbacks_come_in_rllibs_order() -> None:
     assert kinds.count("end") == 2
 
 
-@pytest.mark.parametrize("use_rows", [True, False])
-def test_where_the_time_went_is_in_meta_and_metrics(use_rows: bool) -> None:
-    runner = SingleAgentEnvRunner(config=make_config())
-    runner.use_rows = use_rows
-    first, second = runner.sample_lease(20), runner.sample_lease(13)
-    timers = first.meta["timers"]
-    stages = ["rlmodule_inference_timer", "env_step_timer"]
-    stages += [f"{name}_connector/connector_pipeline_timer" for name in ("env_to_module", "module_to_env")]
-    assert timers.keys() >= {"sample", "env_reset_timer", "num_vector_steps_per_sample", *stages}
-    # each sixteenth vector step is timed, over the borders of leases
-    assert timers["env_step_timer"][0] == 2
-    assert second.meta["timers"]["env_step_timer"][0] == 1
-    assert "env_reset_timer" not in second.meta["timers"]
-    assert 0 < sum(timers[name][1] for name in [*stages, "env_reset_timer"]) < timers["sample"][1]
-
-
 class NoHooks(Callback):
     def on_episode_end(self, **kwargs: Any) -> None:
         """Needs episodes, so that the sampler is another one."""

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from rlzmq.algorithms.ppo import PPOConfig
-from rlzmq.core.errors import ConfigurationError, EnvError
+from rlzmq.core.errors import EnvError
 from rlzmq.envs.examples import MultiAgentCartPole
 from rlzmq.modules.multi_rl_module_spec import MultiRLModuleSpec
 from rlzmq.modules.spec import RLModuleSpec
@@ -153,12 +153,6 @@ def test_mapping_function_is_asked_once_per_agent_and_episode_also_across_chunks
         assert len(calls) == len(set(calls)) > 4
 
 
-def test_mapping_to_an_unknown_module_is_an_error_that_names_those_there_are() -> None:
-    config = cartpole_config().multi_agent(policy_mapping_fn=lambda agent_id, episode, **kw: "po")
-    with pytest.raises(ConfigurationError, match="returned 'po', which is not a module"):
-        MultiAgentEnvRunner(config=config).sample(num_timesteps=5)
-
-
 @pytest.mark.parametrize("fused", [True, False])
 def test_a_failing_env_is_recreated_and_its_episode_ends_truncated(fused: bool) -> None:
     config = restless_config(1, num_envs=2, env_config={"p_raise": 0.05})
@@ -208,16 +202,6 @@ def test_callbacks_come_in_order_with_real_episodes() -> None:
     assert events.count("start") == events.count("end") == events.count("created") == 2
     assert events.count("step") == batch.num_env_steps
     assert events[:3] == ["created", "start", "step"]
-
-
-def test_the_same_seed_samples_the_same_and_another_worker_something_else() -> None:
-    def sampled(**kwargs: Any) -> Any:
-        runner = MultiAgentEnvRunner(config=restless_config(7), **kwargs)
-        runner._id_prefix = ""
-        return runner.sample(num_timesteps=40)
-
-    assert_equal(sampled(), sampled())
-    assert sampled(worker_index=1).get_returns().tolist() != sampled(worker_index=2).get_returns().tolist()
 
 
 def test_the_observations_of_an_env_that_reuses_its_arrays_are_kept_apart() -> None:

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 from gymnasium import spaces
-from sampling_cases import assert_same, facts, make_config, random_env_config
+from sampling_cases import facts, make_config, random_env_config
 
 from rlzmq.connectors.connector_v2 import ConnectorV2
 from rlzmq.core.errors import ClosedError
@@ -150,19 +150,6 @@ def test_any_split_into_leases_gives_the_same_trajectories(runner_of: Any, lstm:
         for (env, _), parts in steps.items():
             by_env.setdefault(env, []).append([b"".join(column) for column in zip(*parts, strict=True)])
         assert whole.setdefault("first", by_env) == by_env  # type: ignore[arg-type,comparison-overlap]
-
-
-def test_a_lease_has_constant_shapes_and_says_what_it_holds() -> None:
-    runner = SingleAgentEnvRunner(config=make_config(num_envs=4), worker_index=2, incarnation=1)
-    for _ in range(3):
-        batch = runner.sample_lease(10)
-        assert batch.num_slots == 4 * (1 + 10 + 1)
-        assert batch.meta["num_env_steps"] == batch.num_env_steps
-        assert (batch.meta["worker_index"], batch.meta["incarnation"]) == (2, 1)
-        header, frames = batch.to_wire()
-        assert_same(batch, EpisodeBatch.from_wire(header, frames))
-    finished = batch.meta["episode_metrics"]
-    assert len(finished["returns"]) == len(finished["lengths"]) == len(finished["durations_s"])
 
 
 @pytest.mark.parametrize("lengths", [[1] * 20, [3, 1, 2, 8, 9, 1, 20, 2]])

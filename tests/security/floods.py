@@ -36,22 +36,6 @@ from rlzmq.wire.messages import (
 from rlzmq.wire.payloads import encode_fragment
 from tests.security.strangers import CURVE
 
-__all__ = [
-    "Pauses",
-    "claimed_counts",
-    "client",
-    "handshake_frames",
-    "idle_connections",
-    "is_let_in",
-    "large_json",
-    "many_frames",
-    "peak_bytes",
-    "subscriptions",
-    "unfinished_headers",
-    "unfinished_parts",
-    "unread_bodies",
-]
-
 _MIB = 1 << 20
 
 

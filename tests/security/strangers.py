@@ -7,8 +7,6 @@ import socket
 
 import zmq
 
-__all__ = ["CURVE", "KINDS", "knock", "wrong_keys"]
-
 _GREETING = b"\xff" + bytes(8) + b"\x7f\x03\x00"  # ZMTP 3.0, up to the mechanism's name
 
 

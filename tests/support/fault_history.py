@@ -27,8 +27,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-__all__ = ["History", "HistoryError", "Verdict", "check_history", "read_history"]
-
 Event = dict[str, Any]
 History = dict[tuple[str, int], list[Event]]
 """Events in order, by (place, pid)."""
@@ -78,8 +76,12 @@ def read_history(directory: str | Path) -> History:
     return history
 
 
-def check_history(history: History) -> Verdict:
+def check_history(history: History, *, keeps_order: bool = True) -> Verdict:
     """Verify the guarantees for a run without rollbacks.
+
+    Args:
+        history: The events of all processes.
+        keeps_order: Whether messages between two processes arrive as they were sent, as those of sockets do.
 
     Raises:
         HistoryError: A guarantee is violated; the first violation is reported.
@@ -89,9 +91,9 @@ def check_history(history: History) -> Verdict:
     _check_reports(reports)
     updates = _check_updates(history, reports)
     num_accepted, num_pending, num_gone = _check_accepted(
-        history, reports, _Copies(history, of_driver, updates)
+        history, reports, _Copies(history, of_driver, updates, keeps_order)
     )
-    _check_weights(history)
+    check_weights(history)
     last: dict[str, Any] = reports[-1]["accounting"] if reports else {"trained": 0, "dropped": {}}
     return Verdict(
         num_updates=len(reports),
@@ -222,8 +224,10 @@ class _Copies:
         num_trained: Number of steps of each fragment that reported updates trained.
     """
 
-    def __init__(self, history: History, of_driver: list[Event], updates: list[_Update]) -> None:
-        self._updates = updates
+    def __init__(
+        self, history: History, of_driver: list[Event], updates: list[_Update], keeps_order: bool
+    ) -> None:
+        self._updates, self._keeps_order = updates, keeps_order
         self._brokers = sorted(
             (
                 _Broker(
@@ -269,7 +273,7 @@ class _Copies:
                 raise HistoryError(f"fragment {fragment} of {runner[0]} was accepted and lost: {reason}")
         for broker in self._brokers[self._brokers.index(holders[-1]) + 1 :]:
             later = [other for other in broker.held if _is_later(other, fragment)]
-            if later:
+            if later and self._keeps_order:
                 raise HistoryError(
                     f"fragment {fragment} of {runner[0]} was accepted and lost: its runner sent {later[0]} to the next "
                     "broker without it"
@@ -328,7 +332,8 @@ def _check_accepted(history: History, reports: list[Event], copies: _Copies) -> 
     return num_accepted, num_pending, num_gone
 
 
-def _check_weights(history: History) -> None:
+def check_weights(history: History) -> None:
+    """Check that each runner's weights only get newer."""
     for (place, pid), events in history.items():
         orders = [(e["generation"], e["version"]) for e in _of(events, "weights")]
         for before, after in itertools.pairwise(orders):

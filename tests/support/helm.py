@@ -10,8 +10,6 @@ import shutil
 import sys
 from pathlib import Path
 
-__all__ = ["path_with_helm"]
-
 
 def path_with_helm(directory: Path) -> str:
     """Return a PATH on which there is a helm, and what else the Python environment has; "" if there is none."""

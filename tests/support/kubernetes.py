@@ -25,8 +25,6 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
-__all__ = ["Cluster", "Pod"]
-
 _KINDS = {
     "v1": {"persistentvolumeclaims": "PersistentVolumeClaim", "secrets": "Secret", "pods": "Pod"},
     "apps/v1": {"deployments": "Deployment", "deployments/scale": "Scale"},

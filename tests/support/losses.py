@@ -10,8 +10,6 @@ import torch
 
 from rlzmq import Columns
 
-__all__ = ["STATES", "loss_of", "one_layer", "set_layer", "transitions"]
-
 STATES = gym.spaces.Box(-1.0, 1.0, (2,), np.float32)
 
 

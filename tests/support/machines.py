@@ -22,8 +22,6 @@ from typing import Any
 
 import psutil
 
-__all__ = ["SSH_PORT", "Machine", "Machines", "why_no_machines"]
-
 SSH_PORT = 2222
 ROOT = Path(__file__).parents[2]
 _SUBNET = "10.77.0"
@@ -240,15 +238,6 @@ class Machines(Sequence[Machine]):
         """Take a machine's power: its cable is dead and its processes are gone."""
         machine.cut()
         machine.kill_all()
-
-    def leftovers(self) -> dict[str, list[str]]:
-        """Machine → command lines of what runs there, but for its sshd."""
-        sshds = {sshd.pid for sshd in self._sshds}
-        found = {
-            machine.host_name: [_command_line(each) for each in machine.processes() if each.pid not in sshds]
-            for machine in self._machines
-        }
-        return {name: [line for line in lines if line] for name, lines in found.items() if any(lines)}
 
     def close(self) -> None:
         """Kill what runs in the namespaces, and delete them. Idempotent."""

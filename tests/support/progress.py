@@ -9,8 +9,6 @@ from typing import Any
 
 import pytest
 
-__all__ = ["Progress"]
-
 _EVERY_S = 10.0
 
 

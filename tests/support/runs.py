@@ -21,22 +21,6 @@ from rlzmq import PPOConfig
 from rlzmq.envs.examples import MultiAgentCartPole, module_of_agent
 from tests.support.warm_process import WarmPopen
 
-__all__ = [
-    "Command",
-    "ShortEnv",
-    "assert_accounted",
-    "assert_accounts_in",
-    "ends_of",
-    "listening",
-    "small",
-    "two_agents",
-    "two_free_ports",
-    "until",
-    "until_async",
-    "wait_for_text",
-    "weights_of",
-]
-
 T = TypeVar("T")
 
 

@@ -20,8 +20,6 @@ import psutil
 from tests.support import runs
 from tests.support.machines import Machines, why_no_machines
 
-__all__ = ["DEADLINE_S", "Slurm", "until", "why_no_slurm"]
-
 ROOT = Path(__file__).parents[2]
 DEADLINE_S = 480.0  # only a fault reaches it
 until = functools.partial(runs.until, timeout_s=DEADLINE_S, every_s=0.3)

@@ -21,8 +21,6 @@ import psutil
 
 from tests.support import runs
 
-__all__ = ["DEADLINE_S", "ENGINES", "Dask", "Node", "Ray", "TaskCluster", "until", "why_missing"]
-
 ROOT = Path(__file__).parents[2]
 _BIN = Path(sys.executable).parent
 DEADLINE_S = 300.0  # only a fault reaches it

@@ -165,9 +165,6 @@ def test_damaged_ranges_are_refused(frames):
         unpack_ranges(frames)
 
 
-# ------------------------------------------------------------------ fields of headers
-
-
 @pytest.mark.parametrize(
     ("name", "value"),
     [
