@@ -12,7 +12,7 @@ import pytest
 from scripts.bench import run as bench
 from scripts.bench._core import Comparison, Conditions, Contender, Side, compare
 from tests.support import bench_case
-from tests.support.bench_case import counting, failing, noting
+from tests.support.bench_case import failing, noting
 
 NOW = Conditions(busy=1.0)
 
@@ -35,12 +35,6 @@ def test_fresh_sides_get_a_new_process_for_each_turn(tmp_path: Path) -> None:
     sides = {"a": Side(noting, {"path": str(tmp_path / "turns"), "name": "a"})}
     found = compare(Comparison("turns", sides, turns=2, is_fresh=True), {}, NOW)
     assert len({one.value for one in found["a"]}) == 2
-
-
-def test_memory_is_that_of_all_processes_of_a_side() -> None:
-    sides = {"a": Side(counting, {"per_call": 1})}
-    found = compare(Comparison("memory", sides, turns=1, turn_s=0.0, measures_memory=True), {}, NOW)
-    assert 5 < found["a"][0].value < 2000  # megabytes of one Python
 
 
 def test_a_side_that_fails_is_named_with_its_error() -> None:

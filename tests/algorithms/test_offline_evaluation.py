@@ -219,13 +219,6 @@ def test_the_data_for_it_must_exist_and_those_that_are_trained_on_are_warned_abo
     assert "evaluation_config={'input_': " in caplog.text
 
 
-def test_the_data_for_it_must_fit_the_module(data: Path, tmp_path: Path) -> None:
-    record(tmp_path, BOX, 3)
-    config = offline(BCConfig, data, offline_evaluation_interval=1)
-    with pytest.raises(ConfigurationError, match="column 'obs': expected observations of"):
-        config.evaluation(evaluation_config={"input_": str(tmp_path)}).build()
-
-
 def test_it_is_refused_for_online_algorithms_and_of_other_kinds(caplog: pytest.LogCaptureFixture) -> None:
     with pytest.raises(ConfigurationError, match="PPOConfig has no recorded data to evaluate on"):
         PPOConfig().environment("CartPole-v1").evaluation(offline_evaluation_interval=1).build()

@@ -91,12 +91,6 @@ def test_exactly_one_data_source_is_needed() -> None:
         learner.update(batch={"default_policy": rows(3)}, episodes=episodes(3))
 
 
-def test_update_before_build_is_refused() -> None:
-    learner = SquareLearner(config=ppo_config(), module_spec=linear_spec())
-    with pytest.raises(RuntimeError, match=r"build\(\)"):
-        learner.update(batch={"default_policy": rows(3)})
-
-
 def test_a_learner_takes_a_spec_or_a_module_and_not_both() -> None:
     with pytest.raises(ValueError, match="module_spec or module"):
         SquareLearner(config=ppo_config())

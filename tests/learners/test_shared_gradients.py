@@ -389,29 +389,6 @@ def test_lean_adam_equals_torchs_fused_adam(settings: dict[str, object]) -> None
         assert torch.equal(mine, theirs)
 
 
-def test_each_parameter_counts_the_steps_that_it_took_whatever_replaced_its_state() -> None:
-    parameters = [nn.Parameter(torch.ones(2)) for _ in range(3)]
-    optimizer = LeanAdam(parameters)
-
-    def step_of(*trained: int) -> list[float]:
-        for index, parameter in enumerate(parameters):
-            parameter.grad = torch.ones(2) if index in trained else None
-        optimizer.step()
-        return [float(optimizer.state[p]["step"]) if p in optimizer.state else 0.0 for p in parameters]
-
-    assert step_of(0, 1) == [1, 1, 0]
-    assert step_of(0, 1, 2) == [2, 2, 1]
-    assert step_of(1) == [2, 3, 1]
-    assert step_of(0, 1, 2) == [3, 4, 2]
-    saved = copy.deepcopy(optimizer.state_dict())
-    assert step_of(0, 2) == [4, 4, 3]
-    optimizer.load_state_dict(saved)
-    assert step_of(0, 1, 2) == [4, 5, 3]
-    optimizer = copy.deepcopy(optimizer)
-    parameters = optimizer.param_groups[0]["params"]
-    assert step_of(0, 1) == [5, 6, 3]
-
-
 def test_a_learners_update_and_state_do_not_import_torchs_compiler() -> None:
     code = (
         "import sys\n"

@@ -429,12 +429,3 @@ def test_only_indices_with_priorities_are_drawn_and_as_often_as_they_should(size
     assert not drawn[priorities == 0.0].any()
     expected = 200_000 * priorities / priorities.sum()
     assert (np.abs(drawn - expected) < 6.0 * np.sqrt(expected) + 3.0).all()
-
-
-def test_draws_are_stratified() -> None:
-    tree = PriorityTree(64)
-    tree.set(np.arange(64), 1.0)
-    rng = np.random.default_rng(0)
-    for _ in range(20):
-        assert np.array_equal(tree.draw(64, rng), np.arange(64))
-        assert np.bincount(tree.draw(32, rng) // 2).tolist() == [1] * 32
