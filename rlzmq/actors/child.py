@@ -32,9 +32,8 @@ from rlzmq.core.process import (
 from rlzmq.net.context import CONTROL, Context, SocketOptions
 from rlzmq.net.socket import DrainSocket
 
-__all__ = ["CONSTRUCT_CALL_ID", "local_options", "run_child"]
+__all__ = ["local_options", "run_child"]
 
-CONSTRUCT_CALL_ID = 0
 _FLUSH_MS = 2000
 
 
@@ -135,8 +134,8 @@ class _Child:
         """Read the constructor's payload, then functions to apply; stop when the parent closes the pipe."""
         while (data := await by_value.receive(self._channel)) is not None:
             call_id = int.from_bytes(data[:8], "little")
-            is_first = call_id == CONSTRUCT_CALL_ID
-            self._calls.begin(call_id, self._construct(data[8:]) if is_first else self._apply(data[8:]))
+            begun = self._apply if call_id else self._construct  # other calls count from 1
+            self._calls.begin(call_id, begun(data[8:]))
         self._over.set()
 
     async def _construct(self, data: bytes) -> list[Any]:

@@ -301,9 +301,7 @@ class LocalLink:
     def signal(self, number: int) -> None:
         raise NotImplementedError("an actor in this process has no separate process to signal")
 
-    def close(self) -> None:
-        """Abandon the thread. Idempotent."""
-        self.kill()
+    close = kill
 
     async def _unless_exited(self, work: Coroutine[Any, Any, Any], method: str) -> object:
         task = asyncio.ensure_future(work)

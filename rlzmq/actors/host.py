@@ -147,7 +147,7 @@ class ActorHost:
         method: str,
         args: Sequence[Any],
         kwargs: Mapping[str, Any],
-        convert: Callable[[Any], Any] | None = None,
+        convert: Callable[[Any], Any] = lambda result: result,
     ) -> Any:
         """Run a method.
 
@@ -164,22 +164,19 @@ class ActorHost:
         function: Callable[..., Any],
         args: Sequence[Any],
         kwargs: Mapping[str, Any],
-        convert: Callable[[Any], Any] | None = None,
+        convert: Callable[[Any], Any] = lambda result: result,
     ) -> Any:
         """Run any function as if it were a method."""
         if inspect.iscoroutinefunction(function):
-            result = await function(*args, **kwargs)
-            return result if convert is None else convert(result)
+            return convert(await function(*args, **kwargs))
 
         def run() -> Any:
             result = function(*args, **kwargs)
-            return result if convert is None or inspect.isawaitable(result) else convert(result)
+            return result if inspect.isawaitable(result) else convert(result)
 
         result = await self._thread.run(run)
-        if inspect.isawaitable(result):  # a plain function that returns a coroutine
-            result = await result
-            return result if convert is None else convert(result)
-        return result
+        # A plain function may return a coroutine.
+        return convert(await result) if inspect.isawaitable(result) else result
 
     async def answer(self, method: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any]:
         """Run a method; return its packed result, for a caller in another process. "": a beat, answered at once."""

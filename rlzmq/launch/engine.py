@@ -76,14 +76,12 @@ class Jobs(BaseModel):
     """What is started for a run, and where: ``RUN/jobs/roles.json``, by which other processes find it."""
 
     on: str  # the engine, as in --on, e.g. "slurm" or "ray://10.0.0.5:10001"
-    train: tuple[
-        str, ...
-    ]  # arguments of rlzmq train without those that choose the engine and the run's directory
+    # Arguments of rlzmq train without those that choose the engine and the run's directory.
+    train: tuple[str, ...]
     run_dir: Path  # below the cluster's workdir
     cluster: Cluster
-    handles: dict[str, str] = Field(
-        default_factory=dict
-    )  # role -> what Engine.start returned, if it was started
+    # Role -> what Engine.start returned, if it was started.
+    handles: dict[str, str] = Field(default_factory=dict)
 
     @classmethod
     def of(cls, on: str, train: Sequence[str], cluster: Path | None, run_dir: Path) -> Jobs:

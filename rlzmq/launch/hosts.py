@@ -86,9 +86,8 @@ class Host:
         self._argv = [*_BOUND, *(os.path.expandvars(word) if word == LISTEN else word for word in argv)]
         jobs = self._jobs = self._key.parent
         self._log, self._order, self._exit_code = jobs / f"{name}.log", jobs / f"{name}.end", jobs / EXIT_CODE
-        self._over = os.environ.get(
-            "RLZMQ_OVER", "false"
-        )  # fails as long as the run goes on; $1: an exit code
+        # A command that fails as long as the run goes on; $1: an exit code.
+        self._over = os.environ.get("RLZMQ_OVER", "false")
         self._limit = os.environ.get("RLZMQ_LIMIT", "")  # after SIGUSR1: the time of this host's job is over
         self._polls = itertools.count()
         self._signals: list[int] = []
