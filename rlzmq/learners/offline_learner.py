@@ -260,10 +260,6 @@ class OfflineShards(BatchSource):
                 )
             yield batch
 
-    @property
-    def num_bytes(self) -> int:
-        return 0  # the operating system manages the files' pages
-
     def checkpoint(self) -> Any:
         """Return None: the learner restores `progress`."""
 

@@ -214,13 +214,12 @@ class Snapshot:
 
     def parameter_hash(self, with_buffers: bool) -> str:
         """See `Learner.parameter_hash`."""
-        left_out: set[str] = set()
         named: dict[str, Any] = {}
         for module_id, values in self._learner.module.get_state().items():
-            named.update({f"{module_id}/{name}": value for name, value in values.items()})
-            if not with_buffers and isinstance(of := self._learner.module[module_id], nn.Module):
-                left_out.update(f"{module_id}/{name}" for name, _ in of.named_buffers())
-        return parameter_hash({name: value for name, value in named.items() if name not in left_out})
+            of = self._learner.module.get(module_id)
+            buffers = dict(of.named_buffers()) if isinstance(of, nn.Module) and not with_buffers else {}
+            named |= {f"{module_id}/{name}": value for name, value in values.items() if name not in buffers}
+        return parameter_hash(named)
 
     def _counters(self) -> dict[str, Any]:
         learner = self._learner

@@ -227,9 +227,9 @@ def test_impala_terms() -> None:
         entropy_B=torch.tensor([0.5, 0.25, 9.0]),
         mask_B=torch.tensor([True, True, False]),
     )
-    assert float(terms.policy_loss) == pytest.approx(-(-1.0 * 3.0 + -2.0 * -1.0))  # 1
-    assert float(terms.value_loss) == pytest.approx(0.5 * (4.0 + 1.0))
-    assert float(terms.entropy) == pytest.approx(0.75)
+    assert float(terms.policy_loss) == pytest.approx(-(-1.0 * 3.0 + -2.0 * -1.0) / 2)
+    assert float(terms.value_loss) == pytest.approx(0.5 * (4.0 + 1.0) / 2)
+    assert float(terms.entropy) == pytest.approx(0.75 / 2)
     assert int(terms.num_rows) == 2
 
 

@@ -9,13 +9,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, ClassVar, NamedTuple, cast
 
-import torch
 from torch import Tensor
 
 from rlzmq.algorithms.impala import IMPALAConfig, IMPALATrainingSettings
 from rlzmq.config.base_config import BaseConfig
 from rlzmq.connectors.learner import VTrace
 from rlzmq.episodes.columns import Columns
+from rlzmq.learners.batches import MaskedMean
 from rlzmq.learners.learner import TorchLearner
 from rlzmq.modules.rl_module import ValueFunctionAPI
 
@@ -27,12 +27,12 @@ __all__ = [
 
 
 class IMPALALossTerms(NamedTuple):
-    """Sums over the real rows of a minibatch and their number, 0-d tensors."""
+    """Means over the real rows of a minibatch, 0-d tensors, and the number of these rows."""
 
     policy_loss: Tensor
     value_loss: Tensor
     entropy: Tensor
-    num_rows: Tensor
+    num_rows: Tensor | int
 
 
 def impala_loss_terms(
@@ -54,17 +54,12 @@ def impala_loss_terms(
         entropy_B: Entropy of the trained policy.
         mask_B: Whether entries are real; None: all.
     """
-    if mask_B is None:
-        mask_B = torch.ones_like(logp_B, dtype=torch.bool)
-
-    def masked_sum(terms_B: Tensor) -> Tensor:
-        return torch.where(mask_B, terms_B, 0.0).sum()
-
+    mean = MaskedMean(mask_B)
     return IMPALALossTerms(
-        policy_loss=-masked_sum(logp_B * advantages_B),
-        value_loss=0.5 * masked_sum((values_B - value_targets_B).square()),
-        entropy=masked_sum(entropy_B),
-        num_rows=mask_B.sum().clamp(min=1),
+        policy_loss=-mean(logp_B * advantages_B),
+        value_loss=0.5 * mean((values_B - value_targets_B).square()),
+        entropy=mean(entropy_B),
+        num_rows=logp_B.numel() if mask_B is None else mask_B.sum(),
     )
 
 
@@ -106,20 +101,16 @@ class IMPALALearner(TorchLearner):
             entropy_B=dist.entropy(),
             mask_B=batch.get(Columns.LOSS_MASK),
         )
-        mean_pi_loss, mean_vf_loss, entropy = (
-            term / terms.num_rows for term in (terms.policy_loss, terms.value_loss, terms.entropy)
-        )
         self.log_stats(
             module_id,
             {
-                "pi_loss": terms.policy_loss,
-                "vf_loss": terms.value_loss,
-                "mean_pi_loss": mean_pi_loss,
-                "mean_vf_loss": mean_vf_loss,
-                "entropy": entropy,
+                "pi_loss": terms.policy_loss * terms.num_rows,
+                "vf_loss": terms.value_loss * terms.num_rows,
+                "mean_pi_loss": terms.policy_loss,
+                "mean_vf_loss": terms.value_loss,
+                "entropy": terms.entropy,
             },
         )
         entropy_coeff = self.coefficients["entropy_coeff"][module_id]
         vf_loss_coeff = cast(IMPALATrainingSettings, config).vf_loss_coeff
-        loss: Tensor = mean_pi_loss + vf_loss_coeff * mean_vf_loss - entropy_coeff * entropy
-        return loss
+        return terms.policy_loss + vf_loss_coeff * terms.value_loss - entropy_coeff * terms.entropy
