@@ -58,7 +58,6 @@ def test_stages_of_all_threads_have_their_times_and_facts(tmp_path: Path) -> Non
 _JOINS = """
 import os, signal, sys, time
 from rlzmq.core import trace
-from tests.support.trace_format import check_trace
 trace.join(sys.argv[1], "env runner 1")
 for number in range(3000):
     trace.span("env", number, number + 0.5)

@@ -1,4 +1,4 @@
-"""Runs whose runners sample ahead of the learners: bounded age, whole accounts, deaths, checkpoints."""
+"""Runs whose runners sample ahead of the learners: bounded age, whole accounts, checkpoints."""
 
 from __future__ import annotations
 
@@ -7,30 +7,26 @@ from typing import Any
 
 import pytest
 
-from rlzmq import Algorithm, APPOConfig, IMPALAConfig, PPOConfig
+from rlzmq import APPOConfig, IMPALAConfig, PPOConfig
 from tests.support.runs import assert_accounted
 from tests.support.runs import small as small_run
 
 BATCH = 240
 
 
-def small(config_class: Any, num_learners: int, staleness: int = 2) -> Any:
+def small(config_class: Any, num_learners: int) -> Any:
     sizes = {"num_env_runners": 2, "num_envs_per_env_runner": 4, "rollout_fragment_length": 10}
-    batch = {"train_batch_size_per_learner": BATCH // num_learners, "staleness": staleness}
+    batch = {"train_batch_size_per_learner": BATCH // num_learners, "staleness": 2}
     return small_run(config_class, num_learners=num_learners, **sizes, **batch, min_time_s_per_iteration=0)
 
 
-def check(result: dict[str, Any], staleness: int) -> None:
+def check(result: dict[str, Any]) -> None:
     account = assert_accounted(result)
     assert account["trained"] <= result["num_env_steps_trained_lifetime"], "APPO trains some of them twice"
     assert account["trained"] % BATCH == 0
     lag = result["policy_lag"]
-    if result["fault_tolerance"]["num_broker_restarts"]:
-        # Of updates that learners held, a new broker knows only the versions of what it receives again.
-        assert len(lag.get("num_env_steps", [])) <= staleness + 1
-        return
     steps = lag["num_env_steps"]
-    assert 0 <= lag["min"] <= lag["mean"] <= lag["max"] <= staleness
+    assert 0 <= lag["min"] <= lag["mean"] <= lag["max"] <= 2
     assert sum(steps) % BATCH == 0
     assert sum(steps) > 0
     assert next(index for index, count in enumerate(steps) if count) == lag["min"]
@@ -38,7 +34,9 @@ def check(result: dict[str, Any], staleness: int) -> None:
     assert lag["mean"] == pytest.approx(sum(index * count for index, count in enumerate(steps)) / sum(steps))
 
 
-@pytest.mark.parametrize(("config_class", "num_learners"), [(IMPALAConfig, 1), (APPOConfig, 2)])
+@pytest.mark.parametrize(
+    ("config_class", "num_learners"), [(IMPALAConfig, 1), (APPOConfig, 2), (PPOConfig, 1)]
+)
 async def test_runners_sample_ahead_and_no_trained_step_is_older_than_the_staleness(
     config_class: Any, num_learners: int, tmp_path: Path
 ) -> None:
@@ -46,7 +44,7 @@ async def test_runners_sample_ahead_and_no_trained_step_is_older_than_the_stalen
         lags = []
         for _ in range(12):
             result = await algo.train()
-            check(result, 2)
+            check(result)
             lags.append(result["policy_lag"]["max"])
         assert max(lags) > 0, "nothing was sampled ahead"
         # A checkpoint holds what was trained, and nothing half done.
@@ -56,16 +54,5 @@ async def test_runners_sample_ahead_and_no_trained_step_is_older_than_the_stalen
         assert state["learner_group"]["learner"]["weights_seq_no"] * BATCH == saved["trained"]
         await algo.restore_from_path(path)
         result = await algo.train()
-        check(result, 2)
+        check(result)
         assert result["accounting"]["trained"] == saved["trained"] + BATCH
-
-
-def test_ppo_may_sample_the_next_batch_while_it_trains(tmp_path: Path) -> None:
-    config = small(PPOConfig, 1, staleness=1).training(minibatch_size=40, num_epochs=2)
-    with config.build() as algo:
-        for _ in range(6):
-            result = algo.train()
-            check(result, 1)
-        path = algo.save_to_path(tmp_path / "checkpoint")
-    with Algorithm.from_checkpoint(path) as algo:
-        check(algo.train(), 1)

@@ -87,7 +87,6 @@ def test_items_are_views_on_the_columns() -> None:
     assert batch[-1].id_ == "e5"
     with pytest.raises(IndexError):
         batch[6]
-    assert_same_episodes(batch, [batch[i] for i in range(6)])
     assert (batch[np.int64(1)].id_, len(batch[:0]), batch.num_env_steps) == ("e1", 0, 21)
 
 

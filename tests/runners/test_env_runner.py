@@ -21,7 +21,7 @@ def weights_of(runner: Any) -> dict[str, Any]:
 
 def test_state_goes_from_runner_to_runner() -> None:
     config = make_config(env_to_module_connector=lambda *a, **k: MeanStdFilter())
-    a, b = SingleAgentEnvRunner(config=config), SingleAgentEnvRunner(config=make_config(seed=9))
+    a = SingleAgentEnvRunner(config=config)
     b = SingleAgentEnvRunner(config=config.copy(copy_frozen=False).debugging(seed=9))
     a.sample(num_timesteps=50)
     a.weights_seq_no = 3
