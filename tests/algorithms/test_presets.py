@@ -128,14 +128,6 @@ def test_config_files_and_flags_win_over_the_preset(tmp_path: Path) -> None:
     assert (plain.lr, plain.num_epochs, plain.clip_param) == (5e-5, 3, 0.3)
 
 
-@pytest.mark.parametrize("name", ["CartPole-v1", "cartpole-v1", "cartpole"])
-def test_presets_are_for_python_too(name: str) -> None:
-    config = PPOConfig.preset(name).training(lr=3e-4)
-    assert (config.env, config.lr, config.clip_param) == ("CartPole-v1", 3e-4, 0.2)
-    flags = parsed("ppo", ["--env", "CartPole-v1", "--lr", "3e-4", "--quiet"])
-    assert config.to_dict() == flags.to_dict()
-
-
 def test_an_unknown_preset_names_the_closest() -> None:
     with pytest.raises(ConfigurationError, match="Did you mean 'CartPole-v1'"):
         PPOConfig.preset("CartPol-v1")

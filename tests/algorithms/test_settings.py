@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import logging
 import re
 import shutil
@@ -55,15 +54,6 @@ def test_each_setting_is_declared_once_and_explained(config_class: type[Algorith
         assert field.name == name
         assert field.doc, f"{name} has no entry under Args: in its group's docstring"
         field.check(vars(config)[name])  # its default is a valid value
-
-
-def test_setters_show_their_settings() -> None:
-    signature = inspect.signature(PPOConfig.training)
-    assert {"self", "lr", "clip_param", "learner_class"} <= signature.parameters.keys()
-    assert "clip_param: The surrogate's clip range" in (PPOConfig.training.__doc__ or "")
-    assert (
-        inspect.signature(AlgorithmConfig.environment).parameters["env"].kind.name == "POSITIONAL_OR_KEYWORD"
-    )
 
 
 def test_a_value_without_effect_is_refused_where_it_is_given() -> None:

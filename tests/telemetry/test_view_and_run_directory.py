@@ -17,7 +17,7 @@ from rlzmq import PPOConfig
 from rlzmq.cli.main import main
 from rlzmq.telemetry import run_directory
 from rlzmq.telemetry.run_directory import EventLog, RunDirectory
-from rlzmq.telemetry.view import LinesView, PanelView, make_view, sparkline, summary_line
+from rlzmq.telemetry.view import LinesView, PanelView, make_view, summary_line
 from tests.support.runs import ShortEnv
 from tests.telemetry.test_runs import make_run
 
@@ -90,12 +90,6 @@ def test_the_panel_shows_what_limits_the_run_and_what_to_change(capsys: pytest.C
     assert "They are 1e9. Lower lr." in capsys.readouterr().out
     unknown = {**result(), "bottleneck": {"stage": "unknown", "advice": "Nothing.", "shares": {}}}
     assert "bottleneck" not in summary_line(unknown)
-
-
-def test_sparklines() -> None:
-    assert sparkline([]) == ""
-    assert sparkline([2.0, 2.0]) == "▁▁"
-    assert sparkline([0.0, 7.0]) == "▁█"
 
 
 def test_metrics_are_json_lines_whatever_they_hold(tmp_path: Path) -> None:
