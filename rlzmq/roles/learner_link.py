@@ -14,7 +14,7 @@ import copy
 import logging
 import math
 import time
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -57,6 +57,8 @@ from rlzmq.wire.payloads import decode_fragment, pack_blob
 
 __all__ = ["BatchCheck", "BatchForm", "LearnerLink", "decode_steps", "form_of", "module_outputs"]
 
+# Votes of the last trained update, and batches refused since then that have one, too.
+_TRAINED_VOTES, _MAX_REFUSED = 3, 100
 # Leaf path → (shape of one step, kind of dtype).
 _Form = dict[str, tuple[tuple[int, ...], str]]
 # Form of the columns by (module, agent); None: of a batch of one agent.
@@ -81,7 +83,8 @@ class BatchCheck:
 
     def __init__(self, *, of_agents: bool | None = None) -> None:
         self._of_agents = of_agents
-        self._trained: BatchForm = {}  # of the last update
+        self._trained: list[BatchForm] = []  # of the last update, as often as it has a vote
+        self._refused: deque[BatchForm] = deque(maxlen=_MAX_REFUSED)  # since then
         self._actions: dict[Any, list[_Leaf]] = {}
         self._observations: dict[Any, list[_Leaf]] = {}
         self._outputs: dict[str, dict[str, _Form]] = {}
@@ -129,26 +132,36 @@ class BatchCheck:
                 _check_outputs(part, self._outputs.get(module_id, {}))
 
     def find_odd(self, forms: Sequence[BatchForm]) -> dict[int, str]:
-        """Return how some of an update's batches differ from most, by their place; the last update has a vote, too."""
-        votes = [self._trained, *forms] if self._trained else forms
+        """Return how some of an update's batches differ from most, by their place.
+
+        The last update and the batches refused since then have votes, too: a form that most come in prevails, even if
+        an update has one batch, or begins with an odd one.
+        """
+        former = [*self._trained, *self._refused]
+        votes = [*former, *forms]
         odd: dict[int, str] = {}
         for key in dict.fromkeys(key for form in votes for key in form):
             mine = [form.get(key, {}) for form in votes]
             for name in dict.fromkeys(name for form in mine for name in form):
                 found = Counter(form.get(name) for form in mine if key is None or name in form)
                 usual = found.most_common(1)[0][0]
-                for place, form in enumerate(mine[-len(forms) :] if len(found) > 1 else ()):
+                for place, form in enumerate(mine[len(former) :] if len(found) > 1 else ()):
                     if (got := form.get(name)) != usual and (key is None or name in form):
                         odd.setdefault(place, f"column {name!r}: expected {_text(usual)}, got {_text(got)}")
+        if odd:
+            self._refused.append(forms[next(iter(odd))])  # of the others, the update is planned again
         return odd
 
     def trained(self, forms: Sequence[BatchForm]) -> None:
         """Note that an update of batches in these forms was trained."""
-        self._trained = forms[0] if forms else self._trained
+        if forms:
+            self._trained = [forms[0]] * _TRAINED_VOTES
+            self._refused.clear()
 
     def forget(self) -> None:
         """Forget the last update after the modules changed."""
-        self._trained = {}
+        self._trained = []
+        self._refused.clear()
 
 
 def decode_steps(

@@ -63,9 +63,21 @@ def test_columns_that_no_space_knows_of_are_those_of_most_fragments(odd: Any) ->
     check.trained([USUAL])
     assert check.find_odd([USUAL]) == {}
     assert check.find_odd([odd, USUAL]).keys() == {0}
-    assert check.find_odd([odd, odd]) == {}
+    check.trained([USUAL])
+    assert check.find_odd([odd] * 4) == {}
     check.forget()
     assert check.find_odd([odd, USUAL]).keys() == {1}
+
+
+@pytest.mark.parametrize("odd", [ODD, WITHOUT])
+def test_an_odd_first_fragment_or_a_new_form_does_not_get_all_others_refused(odd: Any) -> None:
+    check = BatchCheck()
+    assert check.find_odd([odd, USUAL]).keys() == {1}
+    assert check.find_odd([odd, USUAL]).keys() == {0}  # planned again with the next fragment
+    check.trained([USUAL, USUAL])
+    refused = [check.find_odd([odd]) for _ in range(10)]  # updates of one fragment
+    assert 1 < sum(map(bool, refused)) < 5
+    assert refused[-1] == {}
 
 
 SPACES: dict[str, tuple[Any, Any, Any]] = {
