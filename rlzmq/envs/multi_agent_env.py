@@ -13,7 +13,7 @@ from rlzmq.core.errors import ConfigurationError, MultiAgentEnvError
 from rlzmq.core.imports import import_optional
 from rlzmq.core.synonyms import did_you_mean
 from rlzmq.envs.registry import EnvContext, EnvEntry, MakingEnvs, make_env, resolve_env
-from rlzmq.envs.sync_vector import ActionHistory, Recover, Reproduction, replaced
+from rlzmq.envs.sync_vector import Recover, Reproduction, plain_action, replaced
 from rlzmq.episodes.step_values import as_flag
 
 __all__ = [
@@ -557,6 +557,8 @@ _DICT = frozenset({dict})
 _RESET_PARTS = ("observations", "infos")
 _STEP_PARTS = ("observations", "rewards", "terminateds", "truncateds", "infos")
 
+_STEPS_KEPT = 10_000  # actions of one episode
+
 
 class SyncVectorMultiAgentEnv:
     """N multi-agent environments in this process, with NEXT_STEP autoreset.
@@ -576,7 +578,7 @@ class SyncVectorMultiAgentEnv:
         resetting: bool[N], whether the last step reset the environment.
         is_resetting: Whether an environment is being created or reset in a step right now; for other threads.
         failed: Indices of the environments that were recreated in the last step or reset.
-        history, recover: See `LeanSyncVectorEnv`.
+        recover: See `LeanSyncVectorEnv`.
     """
 
     single_action_spaces: gym.spaces.Dict
@@ -598,7 +600,8 @@ class SyncVectorMultiAgentEnv:
         self.is_resetting: bool = False
         self.failed: list[int] = []
         self.recover: Recover | None = None
-        self.history: ActionHistory = ActionHistory(self.num_envs)
+        self._episode_seeds: list[int | None] = [None] * self.num_envs
+        self._episode_actions: list[list[AgentDict]] = [[] for _ in range(self.num_envs)]
 
     @property
     def unwrapped(self) -> SyncVectorMultiAgentEnv:
@@ -638,8 +641,6 @@ class SyncVectorMultiAgentEnv:
             (observations, infos): one dict by agent id per environment.
         """
         self.failed = []
-        for index, env in enumerate(self.envs):
-            self.history.begin(index, env, None if seed is None else seed + 1000 * index, options)
         results = [
             self._reset_env(index, None if seed is None else seed + 1000 * index, options)
             for index in range(self.num_envs)
@@ -672,18 +673,17 @@ class SyncVectorMultiAgentEnv:
             )
         rows: list[Row] = []
         self.failed = []
-        needs_reset, history = self.needs_reset, self.history
-        history.record(actions)
+        needs_reset, histories = self.needs_reset, self._episode_actions
         self.resetting[:] = needs_reset
         stepped = zip(self.envs, actions, needs_reset.tolist(), strict=True)
         for index, (env, action_dict, is_over) in enumerate(stepped):
             if is_over:
-                if history.num_steps >= history.due[index]:
-                    history.begin(index, env, None)
                 observations, infos = self._reset_env(index, None, None)
                 needs_reset[index] = False
                 rows.append((observations, {}, {}, {}, infos))
                 continue
+            if len(histories[index]) < _STEPS_KEPT:
+                histories[index].append(action_dict)
             try:
                 row = env.step(action_dict)
             except Exception as error:
@@ -700,14 +700,23 @@ class SyncVectorMultiAgentEnv:
         return rows
 
     def way_of(self, index: int) -> Reproduction | None:
-        """Return what led environment ``index`` to where it is, if that is known."""
-        return self.history.way_of(index)
+        """Return the reset and the actions of environment ``index`` in its current episode; None for very long ones."""
+        actions = self._episode_actions[index]
+        if len(actions) == _STEPS_KEPT:
+            return None
+        plain = [{agent_id: plain_action(action) for agent_id, action in one.items()} for one in actions]
+        return Reproduction(self._episode_seeds[index], None, plain)
 
     # -- inside --------------------------------------------------------------------------------
+
+    def _note_reset(self, index: int, seed: int | None) -> None:
+        self._episode_seeds[index] = seed
+        self._episode_actions[index] = []
 
     def _reset_env(
         self, index: int, seed: int | None, options: dict[str, Any] | None
     ) -> tuple[AgentDict, AgentDict]:
+        self._note_reset(index, seed)
         self.is_resetting = True
         try:
             row = self.envs[index].reset(seed=seed, options=options)
@@ -733,7 +742,7 @@ class SyncVectorMultiAgentEnv:
 
     def _recovered(self, index: int, where: str, error: Exception) -> tuple[AgentDict, AgentDict]:
         """Replace an environment that raised an error, and return the new one's first observations."""
-        row = replaced(self, index, where, error, self.history.restart)
+        row = replaced(self, index, where, error, self._note_reset)
         self.failed.append(index)
         self.resetting[index] = True
         self.needs_reset[index] = False

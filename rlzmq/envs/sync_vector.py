@@ -110,12 +110,9 @@ class ActionHistory:
         self._actions.append(copied)
         self.num_steps += 1
 
-    def begin(self, index: int, env: Any, seed: int | None, options: dict[str, Any] | None = None) -> None:
-        """Record that environment `index` is about to be reset before step `num_steps`; not repeatable with options."""
-        if options:
-            self.forget(index)
-            return
-        generator = getattr(getattr(env, "unwrapped", env), "_np_random", None)
+    def begin(self, index: int, env: Any, seed: int | None) -> None:
+        """Record that environment `index` is about to be reset before step `num_steps`."""
+        generator = getattr(env.unwrapped, "_np_random", None)
         random = None if generator is None else _plain_random(generator.bit_generator.state)
         self._begins[index] = (self.num_steps, seed, random)
         self.due[index] = self.num_steps + _STEPS_BETWEEN_BEGINS
@@ -254,7 +251,7 @@ class LeanSyncVectorEnv(SyncVectorEnv):
         infos: SparseInfos = {}
         self.failed = []
         for index, env in enumerate(self.envs):
-            self.history.begin(index, env, seeds[index], options)
+            self._begin(index, env, seeds[index], options)
             try:
                 self._latest_obs[index], info = env.reset(seed=seeds[index], options=options)
                 as_info(info)
@@ -335,6 +332,15 @@ class LeanSyncVectorEnv(SyncVectorEnv):
     def way_of(self, index: int) -> Reproduction | None:
         """Return what led environment ``index`` to where it is, if that is known."""
         return self.history.way_of(index)
+
+    def _begin(
+        self, index: int, env: gym.Env[Any, Any], seed: int | None, options: dict[str, Any] | None
+    ) -> None:
+        """Record a reset. A reset with `options` cannot be repeated."""
+        if options:
+            self.history.forget(index)
+        else:
+            self.history.begin(index, env, seed)
 
     # -- Gymnasium's own interface -------------------------------------------------------------
 
