@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Collection
 from pathlib import Path
 
 import pytest
@@ -16,7 +15,33 @@ LAYERS = (
     "cli", "tune", "launch", "deploy", "telemetry", "algorithms", "driver", "roles", "actors", "net", "protocol",
     "wire", "learners", "runners", "modules", "connectors", "config", "envs", "replay", "episodes", "core",
 )  # fmt: skip
-PURE = LAYERS[LAYERS.index("protocol") :]
+PURE = (
+    "protocol",
+    "wire",
+    "learners",
+    "runners",
+    "modules",
+    "connectors",
+    "config",
+    "envs",
+    "replay",
+    "episodes",
+    "core",
+)
+ALLOWED_ZMQ = ("net",)
+# The state machines of the protocol are given the time, seeds and messages; they read none of these themselves.
+NOT_IN_PROTOCOL = (
+    "torch",
+    "time",
+    "datetime",
+    "random",
+    "secrets",
+    "zmq",
+    "asyncio",
+    "uvloop",
+    "socket",
+    "threading",
+)
 
 # Why a file (or a folder) imports rlzmq modules inside functions. Entries only leave these lists.
 LAZY_IMPORTS = {
@@ -82,22 +107,12 @@ def test_configs_are_made_copied_and_written_without_torch() -> None:
     subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, timeout=60)
 
 
-@pytest.mark.parametrize(
-    ("layers", "names"),
-    [
-        # The state machines of the protocol are given the time, seeds and messages; they read none of these themselves.
-        (("protocol",), "torch time datetime random secrets threading"),
-        (PURE, "asyncio uvloop socket"),
-        ({*LAYERS} - {"net"}, "zmq"),
-    ],
-    ids=["the protocol", "pure layers", "all but net"],
-)
-def test_what_layers_do_not_import(layers: Collection[str], names: str) -> None:
+def test_the_protocol_reads_no_clock_and_does_no_input_or_output() -> None:
     guilty = [
         f"{path.relative_to(PACKAGE)}:{line} imports {name}"
         for layer, path in modules()
         for line, name in imports_of(path)
-        if layer in layers and name.split(".")[0] in names.split()
+        if layer == "protocol" and name.split(".")[0] in NOT_IN_PROTOCOL
     ]
     assert guilty == []
 
@@ -127,6 +142,26 @@ def test_imports_inside_functions_have_a_reason() -> None:
             found.add("cli/" if name.startswith("cli/") else name)
     assert sorted(found - allowed) == [], "import at the top of the file, or give the reason in LAZY_IMPORTS"
     assert sorted(allowed - found) == [], "these import nothing in functions: take them out of LAZY_IMPORTS"
+
+
+def test_only_net_imports_zmq() -> None:
+    guilty = [
+        f"{path.relative_to(PACKAGE)}:{line}"
+        for layer, path in modules()
+        for line, name in imports_of(path)
+        if name.split(".")[0] == "zmq" and layer not in ALLOWED_ZMQ
+    ]
+    assert guilty == []
+
+
+def test_pure_layers_import_no_sockets_and_no_event_loop() -> None:
+    guilty = [
+        f"{path.relative_to(PACKAGE)}:{line} imports {name}"
+        for layer, path in modules()
+        for line, name in imports_of(path)
+        if layer in PURE and name.split(".")[0] in ("asyncio", "uvloop", "socket")
+    ]
+    assert guilty == []
 
 
 def test_import_rlzmq_is_quick_and_loads_no_torch() -> None:
