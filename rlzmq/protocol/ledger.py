@@ -308,7 +308,8 @@ class Ledger:
                 gap = max(0, min(first, entry.num_steps) - entry.done)
                 newly = max(0, min(end, entry.num_steps) - entry.done - gap)
                 self._advance(entry, end)
-                self.accounting.add(dropped={"skipped": gap})
+                if gap:
+                    self.accounting.add(dropped={"skipped": gap})
                 self._close_if_done(entry)
             elif not self.is_committed(fragment):
                 self._remember_done(fragment, end)
