@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from rlzmq.algorithms.policy_agents import modules_of_agents
 from rlzmq.algorithms.registry import config_class_named
 from rlzmq.config.base_config import BaseConfig
-from rlzmq.config.plain import code_names, plain_dict, revive_setting
+from rlzmq.config.plain import DOORS, PLACES, code_names, plain_dict, revive_setting
 from rlzmq.connectors.connector_v2 import ConnectorV2, recorded_arguments
 from rlzmq.connectors.defaults import users_pieces
 from rlzmq.core.errors import CheckpointError, ConfigurationError
@@ -211,12 +211,6 @@ _log = logging.getLogger("rlzmq.checkpoints")
 
 Purpose = Literal["act", "evaluate", "resume"]
 
-PLACES = ("record_dir", "trace")
-"""Settings for where a run keeps its data on its machine. They are set again for a resumed run."""
-
-# Settings that open ports or write files. They are read only from this user's own files.
-_DOORS = ("advertise", "join_file", "listen", "num_remote_learners", "output", "quarantine_dir")
-
 _CONNECTORS = ("env_to_module_connector", "module_to_env_connector")
 _TO_ACT = {
     "action_space": "the space of actions",
@@ -261,7 +255,7 @@ class _Pieces:
         self.acts_by_class = bool(set(plain.get("overridden") or ()) & _ACTING_METHODS)
         self.missing |= {name: f"{what}, which has no name to import" for name, what in left_out.items()}
         for name, value in values.items():
-            if name not in PLACES and (stored.is_mine or name not in _DOORS):
+            if name not in PLACES and (stored.is_mine or name not in DOORS):
                 self._revive(name, value)
         for name in given.settings:
             self.missing.pop(name, None)

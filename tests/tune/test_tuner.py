@@ -16,8 +16,10 @@ import pytest
 from rlzmq import PPOConfig, tune
 from rlzmq.core.errors import CheckpointError, ConfigurationError
 from rlzmq.core.trace import read_trace
+from rlzmq.core.trust import Trust
 from rlzmq.tune.schedulers import PopulationBasedTraining
 from rlzmq.tune.search import BasicVariantGenerator
+from rlzmq.tune.settings import settings_from_stored, stored_settings
 from rlzmq.tune.study import Study
 from rlzmq.tune.trial import read_results
 from tests.support.runs import small
@@ -202,6 +204,16 @@ def test_what_holds_code_is_passed_again(run_config: tune.RunConfig) -> None:
     assert tune.Tuner.restore(path, score, param_space=space).fit()[0].config["x"] == 2
     with pytest.raises(CheckpointError, match=r"There is no experiment in"):
         tune.Tuner.restore(path.parent, score)
+
+
+def test_another_users_search_space_neither_opens_ports_nor_writes_files(tmp_path: Path) -> None:
+    config = PPOConfig().training(gamma=0.5).offline_data(output=str(tmp_path / "out"))
+    stored = stored_settings({"algo": config.debugging(record_dir=str(tmp_path / "record"))})
+    mine, foreign = (
+        settings_from_stored(stored, Trust(is_full=is_mine))["algo"] for is_mine in (True, False)
+    )
+    assert (mine.output, mine.record_dir) == (config.output, config.record_dir)
+    assert (foreign.output, foreign.record_dir, foreign.gamma) == (None, None, 0.5)
 
 
 def test_optuna_suggests_values_by_the_results(run_config: tune.RunConfig) -> None:
