@@ -16,13 +16,13 @@ from typing import TYPE_CHECKING, Any, Literal
 from rlzmq.algorithms.policy_agents import modules_of_agents
 from rlzmq.algorithms.registry import config_class_named
 from rlzmq.config.base_config import BaseConfig
-from rlzmq.config.plain import DOORS, PLACES, code_names, plain_dict, revive_setting
+from rlzmq.config.plain import code_names, plain_dict, revive_setting
 from rlzmq.connectors.connector_v2 import ConnectorV2, recorded_arguments
 from rlzmq.connectors.defaults import users_pieces
 from rlzmq.core.errors import CheckpointError, ConfigurationError
 from rlzmq.core.plain import NotPlainError
 from rlzmq.core.spaces import space_to_plain
-from rlzmq.core.trust import Trust, class_name, find_code
+from rlzmq.core.trust import DOORS, PLACES, Trust, class_name, find_code
 from rlzmq.driver.process_config import training, with_module, without_module
 from rlzmq.modules.multi_rl_module_spec import MultiRLModuleSpec
 from rlzmq.modules.spec import RLModuleSpec

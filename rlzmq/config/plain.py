@@ -36,9 +36,7 @@ from rlzmq.envs.registry import check_env_name
 __all__ = [
     "CODE_MARK",
     "CONFIG_TAG",
-    "DOORS",
     "MULTI_SPEC_TAG",
-    "PLACES",
     "SPEC_TAG",
     "code_names",
     "copy_value",
@@ -65,10 +63,6 @@ _SPEC_CLASSES = {
 }
 _CLASSES = ("module_class", "multi_rl_module_class", "config_class")
 _OWN = "rlzmq."
-PLACES = ("record_dir", "trace")
-"""Settings for where a run keeps its data on its machine. They are set again for a resumed run."""
-# Settings that open ports or write files. They are read only from this user's own files.
-DOORS = ("advertise", "join_file", "listen", "num_remote_learners", "output", "quarantine_dir")
 
 
 def plain_setting(name: str, value: object, *, in_script: bool = False) -> Any:
@@ -316,9 +310,7 @@ def _read_config(plain: dict[str, Any], trust: Trust) -> Any:
     config_class = _class_of(plain, "config_class", trust)
     if getattr(config_class, "plain_tag", None) != CONFIG_TAG:
         raise ConfigurationError(f"expected a config class, got {plain.get('config_class')!r}.")
-    left_out = () if trust.is_full else (*DOORS, *PLACES)
-    values = {name: value for name, value in plain["values"].items() if name not in left_out}
-    return config_class.from_state(values, trust=trust)
+    return config_class.from_state(trust.harmless(plain["values"]), trust=trust)
 
 
 _READERS: dict[Any, Callable[[Any, Trust], Any]] = {

@@ -16,7 +16,7 @@ import os
 import secrets
 import sys
 import types
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -27,7 +27,9 @@ from rlzmq.core.synonyms import did_you_mean
 
 __all__ = [
     "CALLER",
+    "DOORS",
     "NOBODY",
+    "PLACES",
     "Trust",
     "callable_names",
     "class_name",
@@ -83,6 +85,18 @@ class Trust:
         """Return whether ``"package.module:name"`` may be followed. Nothing is imported."""
         return self.is_full or _is_below(name.partition(":")[0], (*_OWN, *self.packages))
 
+    def harmless(self, settings: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Return a file's settings without those that are read only from this user's own files."""
+        if self.is_full:
+            return settings
+        return {name: value for name, value in settings.items() if name not in (*DOORS, *PLACES)}
+
+
+PLACES = ("record_dir", "trace")
+"""Settings for where a run keeps its data on its machine. They are set again for a resumed run."""
+
+DOORS = ("advertise", "join_file", "listen", "num_remote_learners", "output", "quarantine_dir")
+"""Settings that open ports or write files. They are read only from this user's own files."""
 
 NOBODY = Trust()
 """For names in files: only rlzmq's own."""

@@ -15,7 +15,7 @@ from rlzmq.deploy.batcher import Batcher, OverloadedError, ServeMetrics
 
 
 class FakePolicy:
-    """Doubles its inputs; each computation waits for `gate`."""
+    """Doubles its inputs; each computation waits for `gate`; 13 makes it fail."""
 
     module_id = "fake"
 
@@ -29,6 +29,8 @@ class FakePolicy:
         self.gate.acquire()
         values = [float(value) for inputs in requests for value in inputs[0]]
         self.batches.append((values, explore))
+        if 13.0 in values:
+            raise RuntimeError("thirteen")
         return [[inputs[0] * 2] for inputs in requests]
 
 
@@ -111,3 +113,14 @@ async def test_what_waits_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     asker.ask(policy, "larger than the bound, but alone", 1, 2, 3)
     await asker.batcher.close()
     assert asker.answers == {"a": [2], "b": [4], "larger than the bound, but alone": [2, 4, 6]}
+
+
+async def test_a_request_that_fails_costs_no_other_its_answer() -> None:
+    asker, policy = Asker(batch_wait_timeout_s=0.05), FakePolicy(is_open=True)
+    for value in (1, 13, 2):
+        asker.ask(policy, str(value), value)
+    await asker.all_answered()
+    assert policy.batches[0] == ([1, 13, 2], False)
+    assert (asker.answers["1"], asker.answers["2"]) == ([2], [4])
+    assert isinstance(asker.answers["13"], RuntimeError)
+    await asker.batcher.close()

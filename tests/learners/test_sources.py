@@ -15,6 +15,7 @@ import pytest
 
 from rlzmq.connectors.connector_v2 import ConnectorV2
 from rlzmq.connectors.defaults import add_next_observations
+from rlzmq.core.update_plan import ReplayRatio
 from rlzmq.episodes.episode_batch import EpisodeBatch
 from rlzmq.episodes.single_agent_episode import SingleAgentEpisode
 from rlzmq.learners.batches import CircularBuffer
@@ -350,3 +351,16 @@ except MemoryError:
     command = [sys.executable, "-c", program, str(tmp_path)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=100)
     assert done.stdout.split() == [str(1200 * (0 + 1 + 2 + 3)), "limited"], done.stderr
+
+
+@pytest.mark.parametrize("ratio", [0.1, 0.37, 1.0, 65.5])
+def test_trained_to_sampled_stays_within_a_batch_of_the_ratio(ratio: float) -> None:
+    counter, rng, batch = ReplayRatio(ratio, warm_up=100), np.random.default_rng(0), 32
+    sampled = trained = 0
+    for _ in range(500):
+        fresh = int(rng.integers(0, 20))
+        counter.sampled(fresh)
+        sampled += fresh
+        trained += counter.take(batch) * batch
+        assert 0 <= ratio * max(0, sampled - 100) - trained < batch
+    assert trained > 0

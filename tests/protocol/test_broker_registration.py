@@ -154,3 +154,16 @@ def test_stages_of_other_hosts_go_to_the_driver_but_not_too_often():
     bench.now += 1.0
     assert forwarded("runner", bytes(2 << 20)) == []
     assert bench.sent("runner", Rejected)[-1].reason == "bound"
+
+
+def test_only_peers_and_other_versions_get_an_answer_to_what_is_malformed():
+    bench = Bench()
+    bench.driver()
+    bench.runner()
+    bench.refuse("runner", "dtype", "array 0: dtype 'O'")
+    assert bench.sent("runner", Rejected)[0].detail == "array 0: dtype 'O'"
+    assert bench.sent("driver", Notice)[0].event == "protocol_error"
+    bench.refuse("nobody", "malformed", "x")
+    assert bench.out == []
+    bench.refuse("old-release", "version", "version 3, here 1")
+    assert bench.sent("old-release", Refused)[0].detail == "version 3, here 1"

@@ -602,3 +602,11 @@ def test_a_run_trains_with_hindsight() -> None:
         assert algo.train()["learners"]["default_policy"]["qf_loss"] > 0
         batch = the_buffer(algo).sample(200)
     assert {reward for one in batch for reward in one.get_rewards()} == {-1.0, 0.0}
+
+
+def test_prioritized_draws_are_stratified() -> None:
+    tree, rng = PriorityTree(64), np.random.default_rng(0)
+    tree.set(np.arange(64), 1.0)
+    for _ in range(20):
+        assert np.array_equal(tree.draw(64, rng), np.arange(64))
+        assert np.bincount(tree.draw(32, rng) // 2).tolist() == [1] * 32
