@@ -24,7 +24,7 @@ from rlzmq import (
 from rlzmq.algorithms.registry import get_config_class
 from rlzmq.core.errors import CheckpointError
 from rlzmq.replay import open_shards, write_shard
-from tests.support.runs import ShortEnv, small
+from tests.support.runs import ShortEnv, small, weights_of
 
 CARTPOLE = gym.spaces.Box(-np.inf, np.inf, (4,), np.float32)
 STATES, ACTIONS = gym.spaces.Box(-1.0, 1.0, (2,), np.float32), gym.spaces.Box(-2.0, 2.0, (1,), np.float32)
@@ -99,10 +99,6 @@ def offline(algorithm: str, data: Path, **training: Any) -> Any:
     return config.offline_data(dataset_num_iters_per_learner=3).training(**training)
 
 
-def weights(algo: Any) -> dict[str, np.ndarray]:
-    return algo.learner_group.get_weights()["default_policy"]  # type: ignore[no-any-return]
-
-
 def optimizer(algo: Any) -> dict[str, Any]:
     state = algo.learner_group.get_state()["optimizer"]
     return state["default_policy"]["default_optimizer"]  # type: ignore[no-any-return]
@@ -175,8 +171,8 @@ def test_one_learner_process_and_a_resumed_run_train_on_the_same_numbers_as_a_se
         with config.build() as resumed:
             resumed.restore_from_path(tmp_path / "checkpoint")
             again = resumed.train()
-            np.testing.assert_equal(weights(other), weights(serial))
-            np.testing.assert_equal(weights(resumed), weights(serial))
+            np.testing.assert_equal(weights_of(other), weights_of(serial))
+            np.testing.assert_equal(weights_of(resumed), weights_of(serial))
     learned = result["learners"]["default_policy"]
     assert learned["policy_loss"] == again["learners"]["default_policy"]["policy_loss"]
     if "lr" in OF[algorithm]:  # schedules follow the trained steps
@@ -203,7 +199,7 @@ def test_a_burn_in_trains_each_step_once_with_a_warmer_state(data: Path) -> None
         config = offline("marwil", data, burnin_len=burnin_len).rl_module(model_config=model)
         with config.build() as algo:
             result = algo.train()
-            found.append((result["num_env_steps_trained_lifetime"], weights(algo)["pi.layers.0.weight"]))
+            found.append((result["num_env_steps_trained_lifetime"], weights_of(algo)["pi.layers.0.weight"]))
     assert found[0][0] == found[1][0]
     assert not np.array_equal(found[0][1], found[1][1])
     learner = config.build_learner()
@@ -236,11 +232,11 @@ def test_an_offline_checkpoint_goes_on_as_ppo(
     with offline(algorithm, data).build() as algo:
         algo.train()
         algo.save_to_path(tmp_path / "checkpoint")
-        cloned, moments = weights(algo), optimizer(algo)
+        cloned, moments = weights_of(algo), optimizer(algo)
     config = small(num_envs_per_env_runner=1, minibatch_size=64, model_config={"fcnet_hiddens": [32]})
     with config.build() as ppo:
         ppo.restore_from_path(tmp_path / "checkpoint", component)
-        np.testing.assert_equal(weights(ppo), cloned)
+        np.testing.assert_equal(weights_of(ppo), cloned)
         states = optimizer(ppo)["state"]
         assert (set(states) == set(moments["state"])) == (component != "learner_group/learner/rl_module")
         for name, state in states.items():

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from rlzmq import PPOConfig
 from rlzmq.core.files import holder_of, lock_file, make_directories, write_text
 from rlzmq.telemetry.run_directory import RunDirectory
 
@@ -22,17 +23,9 @@ def no_umask() -> Iterator[None]:
     os.umask(before)
 
 
-class _Config:
-    seed = 1
-    env = "CartPole-v1"
-
-    def to_toml(self) -> str:
-        return ""
-
-
 def test_no_file_or_directory_of_a_run_is_writable_by_others(tmp_path: Path, no_umask: None) -> None:
     root = tmp_path / "deep" / "runs"
-    run = RunDirectory.create(root / "r", _Config())
+    run = RunDirectory.create(root / "r", PPOConfig().environment("CartPole-v1"))
     run.log({"a": 1})
     run.close()
     run.write(1, {"learner/module": {"x": 1}}, {})

@@ -43,6 +43,9 @@ class InfoEnv(RandomEnv):
         info = {"n": self._num_steps, "nested": {"x": 1.5}, "text": "t"} if self._num_steps % 3 == 0 else {}
         return observation, reward, terminated, truncated, info
 
+    def reset(self, **kwargs: Any) -> tuple[Any, dict[str, Any]]:
+        return super().reset(**kwargs)[0], {"reset": True}
+
 
 OBS_SPACES = [
     spaces.Box(-1, 1, (3,), np.float32),

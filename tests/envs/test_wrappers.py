@@ -16,6 +16,7 @@ from rlzmq.envs.multi_agent_env import MultiAgentEnv
 from rlzmq.envs.registry import make_env, resolve_env
 from rlzmq.envs.vector import make_vec
 from rlzmq.envs.wrappers import split_wrappers, wrap_env
+from tests.support.runs import ShortEnv
 
 HERE = __name__
 
@@ -147,15 +148,15 @@ def test_a_missing_library_names_its_extra(
         make_env(env)
 
 
-class Game(gym.Env[Any, Any]):
+class Game(ShortEnv):
     """What AtariPreprocessing reads of an Atari game."""
 
     _frameskip = 1
+    observation_space, action_space = gym.spaces.Box(0, 255, (210, 160, 3), np.uint8), gym.spaces.Discrete(3)
 
-    def __init__(self) -> None:
-        self.observation_space = gym.spaces.Box(0, 255, (210, 160, 3), np.uint8)
-        self.action_space = gym.spaces.Discrete(3)
-        self.ale = self
+    @property
+    def ale(self) -> Any:
+        return self
 
     def get_action_meanings(self) -> list[str]:
         return ["NOOP", "LEFT", "RIGHT"]
@@ -166,12 +167,8 @@ class Game(gym.Env[Any, Any]):
     def getScreenGrayscale(self, out: Any) -> None:
         out[:] = 100
 
-    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
-        super().reset(seed=seed)
-        return np.zeros((210, 160, 3), np.uint8), {}
-
-    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
-        return np.zeros((210, 160, 3), np.uint8), 1.0, False, False, {}
+    def observation(self) -> Any:
+        return np.zeros((210, 160, 3), np.uint8)
 
 
 def test_is_atari_stacks_four_grey_frames_of_84_by_84() -> None:

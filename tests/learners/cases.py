@@ -50,7 +50,7 @@ class LinearModule(TorchRLModule):
     """One linear layer; ``forward_train`` gives its output."""
 
     def setup(self) -> None:
-        self.layer = nn.Linear(4, 2)
+        self.layer = nn.Linear(self.observation_space.shape[0], self.action_space.n)  # type: ignore[union-attr,index]
         self.extra = nn.Linear(4, 1)
 
     def _forward(self, batch: dict[str, Any], **kwargs: Any) -> dict[str, Any]:
@@ -66,20 +66,20 @@ class SquareLearner(Learner):
         return fwd_out[Columns.ACTION_DIST_INPUTS].square().mean()
 
 
-def linear_spec() -> RLModuleSpec:
-    return RLModuleSpec(
-        module_class=LinearModule, observation_space=OBSERVATION_SPACE, action_space=ACTION_SPACE
-    )
+def linear_spec(module_class: type[TorchRLModule] = LinearModule) -> RLModuleSpec:
+    return RLModuleSpec(module_class, OBSERVATION_SPACE, ACTION_SPACE)
 
 
 def square_learner(
-    *module_ids: str, learner_class: type[Learner] = SquareLearner, **settings: Any
+    *module_ids: str,
+    learner_class: type[Learner] = SquareLearner,
+    module_class: type[TorchRLModule] = LinearModule,
+    **settings: Any,
 ) -> Learner:
     config = ppo_config(**settings)
+    spec: Any = linear_spec(module_class)
     if module_ids:
-        spec: Any = MultiRLModuleSpec(rl_module_specs={module_id: linear_spec() for module_id in module_ids})
-    else:
-        spec = linear_spec()
+        spec = MultiRLModuleSpec(rl_module_specs=dict.fromkeys(module_ids, spec))
     learner = learner_class(config=config, module_spec=spec)
     learner.build()
     return learner

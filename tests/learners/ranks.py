@@ -18,6 +18,7 @@ from rlzmq.learners.learner import Learner
 
 _context = multiprocessing.get_context("forkserver")
 _context.set_forkserver_preload(["rlzmq.learners.ranks", "tests.learners.cases"])
+_joined: list[Learner] = []  # of this process
 
 
 class DiedError(Exception):
@@ -45,7 +46,8 @@ def form_group(
 def join(
     learner: Learner, path: Path, rank: int, world_size: int, generation: int = 0, timeout_s: float = 30.0
 ) -> None:
-    """Make a learner a rank of the group that meets at `path`."""
+    """Make a learner a rank of the group that meets at `path`; it leaves when the rank's function has ended."""
+    _joined.append(learner)
     learner.ranks.join(
         rank=rank,
         world_size=world_size,
@@ -95,7 +97,10 @@ def _main(pipe: Connection, function: Callable[..., Any], rank: int, world_size:
 
     torch.set_num_threads(1)
     try:
-        pipe.send((True, function(rank, world_size, *args)))
+        result = function(rank, world_size, *args)
+        for learner in _joined:
+            learner.ranks.leave()
+        pipe.send((True, result))
     except BaseException:
         pipe.send((False, traceback.format_exc()))
     finally:

@@ -23,10 +23,8 @@ from rlzmq.episodes.single_agent_episode import SingleAgentEpisode
 from rlzmq.learners import ranks
 from rlzmq.learners.learner import Learner
 from rlzmq.modules.rl_module import SelfSupervisedLossAPI
-from rlzmq.modules.spec import RLModuleSpec
 from tests.learners.cases import (
     ACTION_SPACE,
-    OBSERVATION_SPACE,
     LinearModule,
     SquareLearner,
     episode_batch,
@@ -423,11 +421,8 @@ class CuriousModule(LinearModule, SelfSupervisedLossAPI):
 
 
 def test_a_module_with_its_own_loss_is_trained_on_it() -> None:
-    spec = RLModuleSpec(
-        module_class=CuriousModule, observation_space=OBSERVATION_SPACE, action_space=ACTION_SPACE
-    )
-    learner = Learner(config=ppo_config(minibatch_size=None, num_epochs=1), module_spec=spec)
-    learner.build()
+    one_pass: dict[str, Any] = {"minibatch_size": None, "num_epochs": 1}
+    learner = square_learner(learner_class=Learner, module_class=CuriousModule, **one_pass)
     results = learner.update(batch=rows(8))["default_policy"]
     assert results["surprise"] == pytest.approx(2 * results["total_loss"])
 

@@ -17,14 +17,13 @@ from rlzmq import (
     ConfigurationError,
     IMPALAConfig,
     PPOConfig,
-    RLModuleSpec,
     TorchRLModule,
     ValueFunctionAPI,
 )
 from rlzmq.core.tree import tree_leaves
 from rlzmq.learners.execution import MixedPrecision
 from tests.learners.all_algorithms import ALGORITHMS, config_of, record_pendulum, trained, weights_of
-from tests.learners.cases import ACTION_SPACE, OBSERVATION_SPACE, episode_batch, ppo_config
+from tests.learners.cases import episode_batch, linear_spec, ppo_config
 from tests.support.runs import small
 
 # Networks that take other ways than dense layers: atoms, noise, memory.
@@ -129,16 +128,10 @@ class Custom(TorchRLModule, ValueFunctionAPI):
         return values.squeeze(-1)
 
 
-def spec_of(module_class: type[TorchRLModule]) -> RLModuleSpec:
-    return RLModuleSpec(
-        module_class=module_class, observation_space=OBSERVATION_SPACE, action_space=ACTION_SPACE
-    )
-
-
 def test_losses_get_float32_from_custom_modules(monkeypatch: Any) -> None:
     config = ppo_config(minibatch_size=None, num_epochs=1, vf_clip_param=None)
     config.framework(torch_amp_dtype="bfloat16")
-    learner = config.learner_class(config=config, module_spec=spec_of(Custom))
+    learner = config.learner_class(config=config, module_spec=linear_spec(Custom))
     learner.build()
     module = learner.module["default_policy"]
     given: list[torch.dtype] = []

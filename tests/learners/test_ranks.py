@@ -22,12 +22,9 @@ from rlzmq.learners.distributed import DesynchronizedError, RankGroup
 from rlzmq.learners.ranks import COMPARE_EVERY_UPDATES
 from rlzmq.learners.replay_learner import EpisodeReplay
 from rlzmq.learners.snapshot import parameter_hash
-from rlzmq.modules.spec import RLModuleSpec
 from rlzmq.replay import EpisodeReplayBuffer
 from rlzmq.wire.payloads import pack_blob, unpack_blob
 from tests.learners.cases import (
-    ACTION_SPACE,
-    OBSERVATION_SPACE,
     LinearModule,
     SquareLearner,
     episode_batch,
@@ -59,9 +56,7 @@ def replaying_main(rank: int, world_size: int, path: Path) -> Any:
     gave = learner.update(episodes=[] if rank == 1 else episode_batch(20))["__all_modules__"]
     held.append(learner.source.num_env_steps)
     learner.update(episodes=episode_batch(20, 20))
-    answer = learner.ranks.agree(), learner.weights_seq_no, held, gave, learner.source.progress.get_state()
-    learner.ranks.leave()
-    return answer
+    return learner.ranks.agree(), learner.weights_seq_no, held, gave, learner.source.progress.get_state()
 
 
 def test_a_rank_that_joins_has_an_empty_buffer_and_the_groups_count(tmp_path: Path) -> None:
@@ -88,9 +83,7 @@ def diverging_main(rank: int, world_size: int, path: Path) -> Any:
             next(learner.module["default_policy"].parameters()).view(-1)[0] += 1.0
     agreed = learner.ranks.agree()
     learner.update(episodes=episode_batch(40, 24))
-    answer = agreed, learner.ranks.num_divergences, learner.ranks.agree(), learner.weights_seq_no
-    learner.ranks.leave()
-    return answer
+    return agreed, learner.ranks.num_divergences, learner.ranks.agree(), learner.weights_seq_no
 
 
 def test_ranks_that_have_come_to_differ_are_found_and_made_equal(tmp_path: Path) -> None:
@@ -106,21 +99,14 @@ class NormalizingModule(LinearModule):
 def normalizing_main(rank: int, world_size: int, path: Path, shares_memory: bool) -> Any:
     if not shares_memory:
         RankGroup.share_rows = without_memory  # type: ignore[method-assign]
-    spec = RLModuleSpec(
-        module_class=NormalizingModule, observation_space=OBSERVATION_SPACE, action_space=ACTION_SPACE
-    )
-    config = ppo_config(minibatch_size=None, num_epochs=1)
-    learner = SquareLearner(config=config, module_spec=spec)
-    learner.build()
+    learner = square_learner(module_class=NormalizingModule, minibatch_size=None, num_epochs=1)
     join(learner, path, rank, world_size)
     learner.weights_seq_no = COMPARE_EVERY_UPDATES - 3
     means = []
     for turn in range(4):  # update 98 to 101
         learner.update(batch=rows(16, seed=10 * turn + rank))
         means.append(learner.module["default_policy"].layer[0].running_mean.tolist())  # type: ignore[attr-defined]
-    answer = learner.ranks.num_divergences, learner.ranks.agree(), means
-    learner.ranks.leave()
-    return answer
+    return learner.ranks.num_divergences, learner.ranks.agree(), means
 
 
 @pytest.mark.parametrize("shares_memory", [True, False])
@@ -168,7 +154,6 @@ def uneven_main(rank: int, world_size: int, path: Path) -> Any:
         results["a"]["num_nonfinite_gradients_skipped"],
         results["__all_modules__"]["num_env_steps_trained"],
     )
-    learner.ranks.leave()
     return answer, unpack_blob(pack_blob([results, empty]))
 
 
@@ -201,7 +186,6 @@ def scheduled_main(rank: int, world_size: int, path: Path) -> Any:
     rates = [
         learner.update(episodes=episodes)["default_policy"]["default_optimizer_learning_rate"] for _ in "123"
     ]
-    learner.ranks.leave()
     return rates, learner.get_state(["counters"])["counters"]
 
 
@@ -228,9 +212,7 @@ def weighted_main(rank: int, world_size: int, path: Path) -> Any:
     join(learner, path, rank, world_size)
     data = rows(12)
     part = {name: column[:9] if rank == 0 else column[9:] for name, column in data.items()}
-    norm = learner.update(batch=part)["default_policy"]["gradients_default_optimizer_global_norm"]
-    learner.ranks.leave()
-    return norm
+    return learner.update(batch=part)["default_policy"]["gradients_default_optimizer_global_norm"]
 
 
 def test_gradients_are_the_mean_over_all_rows_however_they_are_shared_out(tmp_path: Path) -> None:

@@ -24,7 +24,7 @@ from rlzmq.algorithms.dqn.dqn_module import DefaultDQNModule
 from rlzmq.core.tree import tree_leaves
 from rlzmq.learners.replay_learner import BurnIn
 from rlzmq.replay import EpisodeReplayBuffer
-from tests.support.runs import small
+from tests.support.runs import ShortEnv, small
 
 
 class OnlyTransitions(EpisodeReplayBuffer):
@@ -397,23 +397,18 @@ def test_a_stateful_module_that_is_added_later_gets_sequences() -> None:
     assert not learner.source.burn_ins
 
 
-class Corridor(gym.Env[Any, Any]):
+class Corridor(ShortEnv):
     """A cue in the first observation; six steps later the action that it names is worth 1, the other -1."""
 
-    def __init__(self, config: Any = None) -> None:
-        self.observation_space = gym.spaces.Box(-1.0, 1.0, (2,), np.float32)
-        self.action_space = gym.spaces.Discrete(2)
+    length = 7
 
-    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
-        super().reset(seed=seed)
-        self.t, self.cue = 0, int(self.np_random.integers(2))
-        return np.array([2 * self.cue - 1, 0], np.float32), {}
+    def observation(self) -> Any:
+        if not self.t:
+            self.cue = int(self.np_random.integers(2))
+        return np.array([0 if self.t else 2 * self.cue - 1, self.t == 6], np.float32)
 
-    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
-        self.t += 1
-        is_end = self.t == 7
-        reward = (1.0 if action == self.cue else -1.0) if is_end else 0.0
-        return np.array([0, self.t == 6], np.float32), reward, is_end, False, {}
+    def reward(self, action: Any) -> float:
+        return 0.0 if self.t < 7 else 1.0 if action == self.cue else -1.0
 
 
 @pytest.mark.slow

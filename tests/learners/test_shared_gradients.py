@@ -96,9 +96,7 @@ def update_main(
         hashes.append(learner.parameter_hash())
         of_module = results["a" if case == "modules" else "default_policy"]
         norms.append(of_module["gradients_default_optimizer_global_norm"])
-    shares_memory = group_of(learner).shares_memory
-    learner.ranks.leave()
-    return shares_memory, hashes, norms
+    return group_of(learner).shares_memory, hashes, norms
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -225,9 +223,7 @@ def fallen_main(
     join(learner, path, rank // 2, world_size - 1, generation=1)
     learner.ranks.adopt_newest_state()
     learner.update(batch=rows(40))
-    agree = learner.ranks.agree()
-    learner.ranks.leave()
-    return undone, agree, learner.weights_seq_no, seconds, str(caught.value)
+    return undone, learner.ranks.agree(), learner.weights_seq_no, seconds, str(caught.value)
 
 
 @pytest.mark.alone
@@ -280,9 +276,8 @@ def fallback_main(rank: int, world_size: int, path: Path, failing_rank: int, cal
     learner = square_learner(minibatch_size=4, num_epochs=1)
     join(learner, path, rank, world_size)
     learner.update(batch=rows(20, seed=rank))
-    answer = learner.ranks.agree(), group_of(learner).shares_memory, learner.weights_seq_no
-    learner.ranks.leave()
-    return answer, [text for _level, text in logged]
+    texts = [text for _level, text in logged]
+    return (learner.ranks.agree(), group_of(learner).shares_memory, learner.weights_seq_no), texts
 
 
 @pytest.mark.parametrize(

@@ -168,19 +168,11 @@ def test_a_config_that_holds_code_leaves_a_note_in_place_of_toml(tmp_path: Path)
     assert (tmp_path / "run" / "config.toml").read_text().startswith("# config.env=")
 
 
-class _Config:
-    seed = 1
-    env = "CartPole-v1"
-
-    def to_toml(self) -> str:
-        return ""
-
-
 def test_a_full_disk_ends_no_run_and_no_line_is_torn_or_lost(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The kernel's limit on a file's size stands for the disk: what fits of a line is written, then it fails."""
-    run = RunDirectory.create(tmp_path / "r", _Config())
+    run = RunDirectory.create(tmp_path / "r", PPOConfig().environment("CartPole-v1"))
     metrics = tmp_path / "r" / "metrics.jsonl"
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     for number in range(3):
