@@ -12,7 +12,6 @@ import pytest
 from rlzmq import (
     PPO,
     CheckpointError,
-    ConnectorV2,
     DefaultModelConfig,
     DQNConfig,
     FrameStackingEnvToModule,
@@ -26,19 +25,13 @@ from rlzmq import (
 )
 from rlzmq.envs.examples import MultiAgentCartPole, StatelessCartPole
 from rlzmq.modules.default_models.actor_critic import DefaultActorCriticModule
+from tests.connectors.connector_fakes import PassThrough
 from tests.support.runs import small as small_run
 from tests.support.runs import two_agents
 
 
 class OwnModule(DefaultActorCriticModule):
     """A module of a user's."""
-
-
-class Watcher(ConnectorV2):
-    """A custom per-episode piece: switches off every shortcut."""
-
-    def __call__(self, *, batch: dict[str, Any], **kwargs: Any) -> dict[str, Any]:
-        return batch
 
 
 def small(env: Any = "CartPole-v1", pieces: Any = None, **model: Any) -> Any:
@@ -50,7 +43,7 @@ def small(env: Any = "CartPole-v1", pieces: Any = None, **model: Any) -> Any:
 CASES: dict[str, tuple[Any, Any, dict[str, Any]]] = {
     "plain": ("CartPole-v1", None, {}),
     "filter and unsquashing": ("Pendulum-v1", MeanStdFilter, {}),
-    "custom piece": ("Pendulum-v1", lambda: [Watcher(), MeanStdFilter()], {}),
+    "custom piece": ("Pendulum-v1", lambda: [PassThrough(), MeanStdFilter()], {}),
     "lstm": (StatelessCartPole, None, {"use_lstm": True, "lstm_cell_size": 8, "max_seq_len": 5}),
     "previous actions": (StatelessCartPole, lambda: PrevActionsPrevRewards(n_prev_actions=2), {}),
     "frame stacking": ("stacked", lambda: FrameStackingEnvToModule(num_frames=3), {}),
@@ -149,7 +142,7 @@ def test_reset_forgets_the_state() -> None:
             policy.compute_actions(np.stack(observations))
 
 
-@pytest.mark.parametrize("pieces", [None, Watcher])
+@pytest.mark.parametrize("pieces", [None, PassThrough])
 def test_many_observations_at_once(pieces: Any) -> None:
     with small("Pendulum-v1", pieces).build() as algo:
         policy = algo.get_policy()

@@ -8,7 +8,9 @@ import gymnasium as gym
 import numpy as np
 import torch
 
+from rlzmq.connectors.connector_v2 import ConnectorV2
 from rlzmq.episodes.single_agent_episode import SingleAgentEpisode
+from rlzmq.modules.distributions import TorchCategorical
 
 OBS_SPACE = gym.spaces.Box(-1.0, 1.0, (2,), np.float32)
 ACTION_SPACE = gym.spaces.Discrete(3)
@@ -57,6 +59,13 @@ def call(piece: Any, episodes: Any, batch: Any = None, **kwargs: Any) -> dict[st
     return result
 
 
+class PassThrough(ConnectorV2):
+    """A custom per-episode piece, which switches off every shortcut, and does nothing."""
+
+    def __call__(self, *, rl_module, batch, episodes, explore=None, shared_data=None, **kwargs):  # type: ignore[no-untyped-def,override]
+        return batch
+
+
 class ValueModule:
     """V(obs) is the sum of the observation's elements."""
 
@@ -64,6 +73,11 @@ class ValueModule:
 
     def is_stateful(self) -> bool:
         return False
+
+    def get_exploration_action_dist_cls(self) -> Any:
+        return TorchCategorical
+
+    get_inference_action_dist_cls = get_exploration_action_dist_cls
 
     def compute_values(self, batch: dict[str, Any], embeddings: Any = None) -> torch.Tensor:
         return batch["obs"].sum(-1)

@@ -7,17 +7,12 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 import pytest
-from connector_fakes import OBS_SPACE, make_episode
+from connector_fakes import OBS_SPACE, PassThrough, make_episode
 
 from rlzmq.connectors.batching import BatchedNdArray
 from rlzmq.connectors.connector_v2 import ConnectorV2
 from rlzmq.episodes.multi_agent_episode import MultiAgentEpisode
 from rlzmq.episodes.single_agent_episode import SingleAgentEpisode
-
-
-class PassThrough(ConnectorV2):
-    def __call__(self, *, rl_module, batch, episodes, explore=None, shared_data=None, **kwargs):  # type: ignore[no-untyped-def,override]
-        return batch
 
 
 class LateAttributes(PassThrough):

@@ -6,9 +6,8 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from connector_fakes import ACTION_SPACE, OBS_SPACE, call, make_episode
+from connector_fakes import ACTION_SPACE, OBS_SPACE, PassThrough, call, make_episode
 
-from rlzmq.connectors.connector_v2 import ConnectorV2
 from rlzmq.connectors.defaults import (
     add_estimator,
     add_next_observations,
@@ -26,9 +25,8 @@ from rlzmq.core.errors import ConfigurationError
 SPACES = {"__env_single__": (OBS_SPACE, ACTION_SPACE)}
 
 
-class UserPiece(ConnectorV2):
-    def __call__(self, *, rl_module, batch, episodes, explore=None, shared_data=None, **kwargs):  # type: ignore[no-untyped-def,override]
-        return batch
+class UserPiece(PassThrough):
+    pass
 
 
 def config(**kwargs: Any) -> Any:

@@ -8,7 +8,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 import torch
-from connector_fakes import StatefulModule, call
+from connector_fakes import StatefulModule, ValueModule, call
 
 from rlzmq.connectors.module_to_env import (
     GetActions,
@@ -19,15 +19,6 @@ from rlzmq.connectors.module_to_env import (
     UnBatchToIndividualItems,
 )
 from rlzmq.episodes.multi_agent_episode import MultiAgentEpisode
-from rlzmq.modules.distributions import TorchCategorical
-
-
-class CategoricalModule:
-    def get_inference_action_dist_cls(self) -> Any:
-        return TorchCategorical
-
-    def get_exploration_action_dist_cls(self) -> Any:
-        return TorchCategorical
 
 
 def generator(seed: int = 0) -> torch.Generator:
@@ -39,7 +30,7 @@ def generator(seed: int = 0) -> torch.Generator:
 
 def test_greedy_actions_are_the_most_likely_ones() -> None:
     batch = {"action_dist_inputs": torch.tensor([[0.0, 5.0], [5.0, 0.0]])}
-    outputs = call(GetActions(), [], batch, rl_module=CategoricalModule(), explore=False)
+    outputs = call(GetActions(), [], batch, rl_module=ValueModule(), explore=False)
     assert outputs["actions"].tolist() == [1, 0]
     assert outputs["action_logp"].shape == (2,)
 
@@ -51,7 +42,7 @@ def test_sampled_actions_come_from_the_shared_generator() -> None:
     for seed in (0, 0, 1):
         batch = {"action_dist_inputs": torch.zeros(50, 3)}
         shared_data = {"generator": generator(seed)}
-        outputs = call(GetActions(), [], batch, rl_module=CategoricalModule(), shared_data=shared_data)
+        outputs = call(GetActions(), [], batch, rl_module=ValueModule(), shared_data=shared_data)
         np.testing.assert_allclose(outputs["action_logp"], np.log(1 / 3), rtol=1e-5)
         results.append(outputs["actions"].tolist())
     assert results[0] == results[1] != results[2]
@@ -60,12 +51,12 @@ def test_sampled_actions_come_from_the_shared_generator() -> None:
 
 def test_actions_that_the_module_gave_are_kept() -> None:
     batch = {"actions": torch.tensor([1])}
-    assert set(call(GetActions(), [], batch, rl_module=CategoricalModule())) == {"actions"}
+    assert set(call(GetActions(), [], batch, rl_module=ValueModule())) == {"actions"}
 
 
 def test_a_module_without_actions_or_distribution_inputs_is_named() -> None:
     with pytest.raises(ValueError, match=r"module 'm': expected.*'action_dist_inputs', got \['vf_preds'\]"):
-        call(GetActions(), [], {"m": {"vf_preds": torch.zeros(1)}}, rl_module={"m": CategoricalModule()})
+        call(GetActions(), [], {"m": {"vf_preds": torch.zeros(1)}}, rl_module={"m": ValueModule()})
 
 
 # -- TensorToNumpy … Listify -------------------------------------------------------------------------

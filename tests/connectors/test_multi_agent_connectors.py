@@ -18,7 +18,6 @@ from rlzmq.connectors.env_to_module import (
 )
 from rlzmq.connectors.learner import GeneralAdvantageEstimation
 from rlzmq.episodes.multi_agent_episode import MultiAgentEpisode
-from rlzmq.modules.distributions import TorchCategorical
 
 AGENTS = ("a", "b", "c")
 OBS_SPACES = gym.spaces.Dict({agent_id: gym.spaces.Box(-99, 99, (2,)) for agent_id in AGENTS})
@@ -46,16 +45,6 @@ def observation(value: float) -> np.ndarray:
     return np.array([value, -value], np.float32)
 
 
-class Sampler:
-    def get_exploration_action_dist_cls(self) -> Any:
-        return TorchCategorical
-
-    get_inference_action_dist_cls = get_exploration_action_dist_cls
-
-    def is_stateful(self) -> bool:
-        return False
-
-
 def new_episode(id_: str, **values: float) -> MultiAgentEpisode:
     episode = MultiAgentEpisode(
         id_,
@@ -72,7 +61,7 @@ def test_observations_reach_modules_and_actions_come_back_to_agents_of_envs() ->
     to_env = build_module_to_env(config(), None, SPACES)
     episodes = [new_episode("E", a=1, c=3), new_episode("F", b=2, a=4)]
     shared_data: dict[str, Any] = {}
-    modules = {"m1": Sampler(), "m2": Sampler()}
+    modules = {"m1": ValueModule(), "m2": ValueModule()}
     batch = call(to_module, episodes, rl_module=modules, shared_data=shared_data)
     assert batch["m1"]["obs"][:, 0].tolist() == [1, 2, 4]
     assert batch["m2"]["obs"][:, 0].tolist() == [3]
@@ -107,7 +96,9 @@ def test_agents_that_are_done_run_through_user_pieces_but_reach_no_module() -> N
         truncateds={"c": True},
     )
     shared_data: dict[str, Any] = {}
-    batch = call(pipeline, [episode], rl_module={"m1": Sampler(), "m2": Sampler()}, shared_data=shared_data)
+    batch = call(
+        pipeline, [episode], rl_module={"m1": ValueModule(), "m2": ValueModule()}, shared_data=shared_data
+    )
     assert sorted(seen) == ["a", "b", "c"]
     assert list(batch) == ["m1"]
     assert shared_data["memorized_map_structure"] == {"m1": [("E", "b")]}

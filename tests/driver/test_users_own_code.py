@@ -18,28 +18,18 @@ from tests.support.runs import ShortEnv, small
 
 DEFINITIONS = """
 import gymnasium as gym
-import numpy as np
 import torch
 
 from rlzmq import Callback, Columns, ConnectorV2, PPOConfig, RLModuleSpec, TorchRLModule, ValueFunctionAPI
+from rlzmq.envs.examples import RandomEnv
 
 LENGTH = 10
 
 
-class Countdown(gym.Env):
-    observation_space = gym.spaces.Box(0.0, 1.0, (1,), np.float32)
-    action_space = gym.spaces.Discrete(2)
-
+class Countdown(RandomEnv):
     def __init__(self, config=None):
-        pass
-
-    def reset(self, *, seed=None, options=None):
-        self.left = LENGTH
-        return np.ones(1, np.float32), {}
-
-    def step(self, action):
-        self.left -= 1
-        return np.array([self.left / LENGTH], np.float32), float(action), self.left == 0, False, {}
+        space = gym.spaces.Box(0.0, 1.0, (1,))
+        super().__init__({"observation_space": space, "p_terminated": 0, "max_episode_steps": LENGTH})
 
 
 class Linear(TorchRLModule, ValueFunctionAPI):

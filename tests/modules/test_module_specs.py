@@ -19,6 +19,7 @@ from rlzmq.modules.multi_rl_module import MultiRLModule
 from rlzmq.modules.multi_rl_module_spec import MultiRLModuleSpec
 from rlzmq.modules.rl_module import RLModule, TorchRLModule
 from rlzmq.modules.spec import RLModuleSpec
+from tests.learners.cases import LinearModule
 
 OBS = gym.spaces.Box(-1.0, 1.0, (4,))
 ACT = gym.spaces.Discrete(2)
@@ -29,12 +30,8 @@ def spec(**kwargs: Any) -> RLModuleSpec:
     return RLModuleSpec(**{"observation_space": OBS, "action_space": ACT, "model_config": SMALL, **kwargs})
 
 
-class Custom(TorchRLModule):
-    def setup(self) -> None:
-        self.net = nn.Linear(self.observation_space.shape[0], self.action_space.n)  # type: ignore[union-attr,index]
-
-    def _forward(self, batch: dict[str, Any], **kwargs: Any) -> dict[str, Any]:
-        return {"action_dist_inputs": self.net(batch["obs"])}
+class Custom(LinearModule):
+    pass
 
 
 # -- DefaultModelConfig -----------------------------------------------------------------------------

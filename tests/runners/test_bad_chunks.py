@@ -9,43 +9,38 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 import pytest
-import torch
 from sampling_cases import make_config
 
 from rlzmq.connectors.env_to_module import MeanStdFilter
 from rlzmq.core.errors import EnvError
 from rlzmq.envs.multi_agent_env import MultiAgentEnv
-from rlzmq.modules.rl_module import TorchRLModule
 from rlzmq.modules.spec import RLModuleSpec
 from rlzmq.runners.vector_env_runners import MultiAgentEnvRunner, SingleAgentEnvRunner
+from tests.learners.cases import LinearModule
+from tests.support.runs import ShortEnv
 
 
-class Spoils(gym.Env[Any, Any]):
+class Spoils(ShortEnv):
     """Counts its steps over all episodes; puts ``value`` into ``place`` at those of ``at`` and each ``every``-th."""
 
     observation_space = gym.spaces.Box(-9, 999, (2,), np.float32)
-    action_space = gym.spaces.Discrete(2)
+    n = 0
 
     def __init__(self, config: Any) -> None:
-        self.config = config
-        self.n = 0
+        super().__init__(config)
+        self.length = config.get("length", 20)
 
-    def reset(self, *, seed: Any = None, options: Any = None) -> Any:
-        super().reset(seed=seed)
-        self.t = 0
-        return np.zeros(2, np.float32), {}
-
-    def step(self, action: Any) -> Any:
-        self.t += 1
-        self.n += 1
-        observation, reward = np.full(2, self.t, np.float32), float(self.t)
+    def spoilt(self, value: float, place: str) -> float:
         config = self.config
-        if self.n in config.get("at", ()) or self.n % config.get("every", 10**9) == 0:
-            if config.get("place", "reward") == "reward":
-                reward = config.get("value", np.nan)
-            else:
-                observation[1] = config.get("value", np.nan)
-        return observation, reward, False, self.t == config.get("length", 20), {}
+        is_bad = self.n in config.get("at", ()) or (self.n and self.n % config.get("every", 10**9) == 0)
+        return config.get("value", np.nan) if is_bad and config.get("place", "reward") == place else value
+
+    def observation(self) -> Any:
+        return np.array([self.t, self.spoilt(self.t, "obs") if self.t else 0], np.float32)
+
+    def reward(self, action: Any) -> float:
+        self.n += 1
+        return self.spoilt(float(self.t), "reward")
 
 
 @pytest.fixture
@@ -125,16 +120,13 @@ def test_an_env_that_is_often_bad_ends_the_run_with_what_leads_there_again(
             env.reset()
             is_over = False
             continue
-        observation, reward, _, is_over, _ = env.step(action)
+        observation, reward, is_over, *_ = env.step(action)
     assert env.t == int(match[1])
     if way.seed is not None:  # else it counted on from episodes before
         assert np.isnan(reward if place == "reward" else observation[1])
 
 
-class PutsOutNaN(TorchRLModule):
-    def setup(self) -> None:
-        self.layer = torch.nn.Linear(2, 2)
-
+class PutsOutNaN(LinearModule):
     def _forward(self, batch: Any, **kwargs: Any) -> Any:
         return {"action_dist_inputs": self.layer(batch["obs"]) * float("nan")}
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 from typing import Any
 
-import gymnasium as gym
 import numpy as np
 import pytest
 from gymnasium import spaces
@@ -15,29 +14,29 @@ from sampling_cases import make_config
 from rlzmq.core.errors import EnvError, StepFailedRecreateEnvError
 from rlzmq.envs.examples import RandomEnv
 from rlzmq.runners.vector_env_runners import SingleAgentEnvRunner
+from tests.envs.test_vector import NativeEnv
+from tests.support.runs import ShortEnv
 
 
-class FailsAt(RandomEnv):
+class FailsAt(ShortEnv):
     """Counts its steps; raises at step ``fails_at`` in the envs of ``failing``."""
 
+    observation_space, length = spaces.Box(-9, 99, (1,)), 20
     made = 0
     error: type[Exception] = RuntimeError
 
     def __init__(self, config: Any) -> None:
-        super().__init__({"observation_space": spaces.Box(-9, 99, (1,)), "p_terminated": 0})
+        super().__init__(config)
         type(self).made += 1
         self.fails_at = config["fails_at"] if config.vector_index in config["failing"] else 10**9
-        self.always = config.get("always", True)
 
-    def reset(self, **kwargs: Any) -> Any:
-        self.t = 0
-        return np.zeros(1, np.float32), {}
+    def observation(self) -> Any:
+        return np.array([self.t], np.float32)
 
-    def step(self, action: Any) -> Any:
-        self.t += 1
+    def reward(self, action: Any) -> float:
         if self.t == self.fails_at:
             raise self.error("the simulator broke")
-        return np.array([self.t], np.float32), 1.0, False, self.t == 20, {}
+        return 1.0
 
 
 @pytest.fixture
@@ -123,22 +122,21 @@ def test_five_failures_within_a_minute_stop_the_run_and_say_how_to_reproduce_the
     assert way.seed == runner.env_seed(1, 4)  # of the environment that replaced the fourth
 
 
-class Rare(gym.Env[Any, Any]):
+class Rare(ShortEnv):
     """Episodes of 70 steps; raises when a random number that depends on all actions of the episode is high."""
 
-    observation_space = spaces.Box(-np.inf, np.inf, (1,))
-    action_space = spaces.Discrete(5)
+    observation_space, action_space, length = spaces.Box(-np.inf, np.inf, (1,)), spaces.Discrete(5), 70
 
-    def reset(self, *, seed: Any = None, options: Any = None) -> Any:
-        super().reset(seed=seed)
-        self.t, self.x = 0, float(self.np_random.random())
-        return np.array([self.x], np.float32), {}
+    def observation(self) -> Any:
+        if not self.t:
+            self.x = float(self.np_random.random())
+        return np.array([self.x], np.float32)
 
-    def step(self, action: Any) -> Any:
-        self.t, self.x = self.t + 1, (self.x + float(self.np_random.random()) * (1 + int(action))) % 1
+    def reward(self, action: Any) -> float:
+        self.x = (self.x + float(self.np_random.random()) * (1 + int(action))) % 1
         if self.x > 0.998:
             raise LookupError(f"x is {self.x!r}")
-        return np.array([self.x], np.float32), 0.0, False, self.t == 70, {}
+        return 0.0
 
 
 def test_random_state_and_actions_lead_there_again_over_episodes_and_fragments(make_runner: Any) -> None:
@@ -164,33 +162,28 @@ def test_random_state_and_actions_lead_there_again_over_episodes_and_fragments(m
                     env.reset()
                     done = False
                 else:
-                    done = env.step(action)[3]
+                    done = env.step(action)[2]
         assert str(again.value) == str(info.value.__cause__)
     assert num_lengths == {True, False}
 
 
-class NativeFailing(gym.vector.VectorEnv[Any, Any, Any]):
-    metadata = {"autoreset_mode": AutoresetMode.NEXT_STEP}  # noqa: RUF012
+class NativeFailing(NativeEnv):
     num_made = 0
 
     def __init__(self, num_envs: int = 1) -> None:
-        self.num_envs = num_envs
-        self.single_observation_space = spaces.Box(-99, 99, (1,))
-        self.single_action_space = spaces.Discrete(2)
-        self.observation_space = gym.vector.utils.batch_space(self.single_observation_space, num_envs)
-        self.action_space = gym.vector.utils.batch_space(self.single_action_space, num_envs)
+        super().__init__(num_envs, AutoresetMode.NEXT_STEP)
         type(self).num_made += 1
 
     def reset(self, **kwargs: Any) -> Any:
         self.t = 0
-        return np.zeros((self.num_envs, 1), np.float32), {}
+        return np.zeros((self.num_envs, 2), np.float32), {}
 
     def step(self, actions: Any) -> Any:
         self.t += 1
         if self.t == 4 and type(self).num_made == 1:
             raise RuntimeError("whole env broke")
         no = np.zeros(self.num_envs, np.bool_)
-        return np.full((self.num_envs, 1), self.t, np.float32), np.ones(self.num_envs), no, no, {}
+        return np.full((self.num_envs, 2), self.t, np.float32), np.ones(self.num_envs), no, no, {}
 
 
 def test_a_native_env_that_raises_is_made_anew_as_a_whole(make_runner: Any) -> None:
@@ -260,7 +253,7 @@ def reset_without_info(self: Any, **kwargs: Any) -> Any:
 
 
 class ResetsWithoutSeed(FailsAt):
-    def reset(self) -> Any:
+    def reset(self) -> Any:  # type: ignore[override]
         return super().reset()
 
 

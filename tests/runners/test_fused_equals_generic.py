@@ -22,18 +22,13 @@ from rlzmq.connectors.env_to_module import (
 from rlzmq.envs.examples import RandomEnv, StatelessCartPole
 from rlzmq.episodes.columns import Columns
 from rlzmq.modules.distributions import TorchCategorical
-from rlzmq.modules.rl_module import TorchRLModule
 from rlzmq.modules.spec import RLModuleSpec
 from rlzmq.runners.episode_sampler import EpisodeSampler
 from rlzmq.runners.sampler import RowsSampler
 from rlzmq.runners.vector_env_runners import SingleAgentEnvRunner
-
-
-class NoOp(ConnectorV2):
-    """Wants single episodes, and does nothing."""
-
-    def __call__(self, *, batch: dict[str, Any], **kwargs: Any) -> dict[str, Any]:
-        return batch
+from tests.connectors.connector_fakes import PassThrough
+from tests.envs.test_vector import InfoEnv
+from tests.learners.cases import LinearModule
 
 
 class AddsObservations(ConnectorV2):
@@ -63,12 +58,12 @@ PROGRAM: list[dict[str, Any]] = [
 
 def run(config: Any, kind: str, program: list[dict[str, Any]] = PROGRAM) -> tuple[list[Any], dict[str, Any]]:
     """All samples of the program, sampled in one of the ways, and the metrics."""
-    pieces = {"hybrid": NoOp, "default tail": AddsObservations}
+    pieces = {"hybrid": PassThrough, "default tail": AddsObservations}
     with SingleAgentEnvRunner(config=config) as runner:
         if kind in pieces:
             runner.env_to_module.insert_before("AddObservationsFromEpisodesToBatch", pieces[kind]())
         elif kind == "all pieces":
-            runner.module_to_env.insert_after("RemoveSingleTsTimeRankFromBatch", NoOp())
+            runner.module_to_env.insert_after("RemoveSingleTsTimeRankFromBatch", PassThrough())
         samples = []
         for call in program:
             call = dict(call)
@@ -151,14 +146,11 @@ def test_with_columnar_pieces(name: str, lstm: bool) -> None:
     check(config)
 
 
-class OwnActions(TorchRLModule):
+class OwnActions(LinearModule):
     """Gives actions, the env's actions and an extra column itself."""
 
-    def setup(self) -> None:
-        self.net = torch.nn.Linear(3, 2)
-
     def _forward(self, batch: dict[str, Any], **kwargs: Any) -> dict[str, Any]:
-        values = self.net(batch[Columns.OBS])
+        values = self.layer(batch[Columns.OBS])
         actions = values.argmax(-1)
         return {
             Columns.ACTIONS: actions,
@@ -172,21 +164,6 @@ def test_with_a_module_that_acts_by_itself() -> None:
     check(config)
     config = config.copy(copy_frozen=False).env_runners(num_env_runners=4)
     check(config)  # other estimates of t
-
-
-class InfoEnv(RandomEnv):
-    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
-        observation, reward, terminated, truncated, _ = super().step(action)
-        return (
-            observation,
-            reward,
-            terminated,
-            truncated,
-            {"n": self._num_steps} if self._num_steps % 2 else {},
-        )
-
-    def reset(self, **kwargs: Any) -> tuple[Any, dict[str, Any]]:
-        return super().reset(**kwargs)[0], {"reset": True}
 
 
 def test_with_infos() -> None:
@@ -306,18 +283,12 @@ def test_integer_box_actions_are_the_envs_without_normalising_too(kind: str, set
     assert (actions.min(), actions.max()) == (0, 4)
 
 
-class BareState(TorchRLModule):
-    def setup(self) -> None:
-        self.net = torch.nn.Linear(3, 2)
-
+class BareState(LinearModule):
     def get_initial_state(self) -> Any:
         return torch.zeros(2)
 
     def _forward(self, batch: dict[str, Any], **kwargs: Any) -> dict[str, Any]:
-        return {
-            Columns.ACTION_DIST_INPUTS: self.net(batch[Columns.OBS]),
-            Columns.STATE_OUT: batch[Columns.STATE_IN] + 1,
-        }
+        return {**super()._forward(batch), Columns.STATE_OUT: batch[Columns.STATE_IN] + 1}
 
 
 @pytest.mark.parametrize("kind", ["fused", "hybrid", "all pieces"])
@@ -330,18 +301,12 @@ def test_a_state_may_be_a_single_tensor(kind: str) -> None:
         assert states[:, 0].tolist() == [*range(episode.t_started + 1, episode.t + 1)]
 
 
-class Chooses(TorchRLModule):
+class Chooses(LinearModule):
     """Always takes the second action, and says how it would have drawn."""
 
-    def setup(self) -> None:
-        self.net = torch.nn.Linear(self.observation_space.shape[0], self.action_space.n)
-
     def _forward(self, batch: dict[str, Any], **kwargs: Any) -> dict[str, Any]:
-        logits = self.net(batch[Columns.OBS])
-        return {
-            Columns.ACTIONS: torch.ones(len(logits), dtype=torch.int64),
-            Columns.ACTION_DIST_INPUTS: logits,
-        }
+        second = torch.ones(len(batch[Columns.OBS]), dtype=torch.int64)
+        return {**super()._forward(batch), Columns.ACTIONS: second}
 
 
 @pytest.mark.parametrize("kind", ["fused", "all pieces"])

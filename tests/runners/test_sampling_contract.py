@@ -14,27 +14,24 @@ from rlzmq.connectors.connector_v2 import ConnectorV2
 from rlzmq.core.errors import ClosedError
 from rlzmq.envs.examples import RandomEnv
 from rlzmq.episodes.episode_batch import EpisodeBatch
-from rlzmq.modules.rl_module import TorchRLModule
 from rlzmq.modules.spec import RLModuleSpec
 from rlzmq.runners.vector_env_runners import SingleAgentEnvRunner
+from tests.learners.cases import LinearModule
+from tests.support.runs import ShortEnv
 
 
-class FixedLength(RandomEnv):
+class FixedLength(ShortEnv):
     """Episodes of ``env_config["lengths"][vector_index]`` steps; the observation is (env, step)."""
 
+    observation_space = spaces.Box(0, 99, (2,))
+
     def __init__(self, config: Any) -> None:
-        super().__init__({"observation_space": spaces.Box(0, 99, (2,))})
-        self.length = config["lengths"][config.vector_index]
+        super().__init__(config)
         self.index = config.vector_index
+        self.length = config["lengths"][self.index]
 
-    def reset(self, **kwargs: Any) -> tuple[Any, dict[str, Any]]:
-        self.step_count = 0
-        return np.array([self.index, 0], np.float32), {}
-
-    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
-        self.step_count += 1
-        observation = np.array([self.index, self.step_count], np.float32)
-        return observation, 1.0, False, self.step_count == self.length, {}
+    def observation(self) -> Any:
+        return np.array([self.index, self.t], np.float32)
 
 
 def lengths_config(*lengths: int, **settings: Any) -> Any:
@@ -253,17 +250,14 @@ def test_weights_seq_no_is_stored_with_each_step(runner_of: Any) -> None:
     assert batch.meta["weights_version"] == 5
 
 
-class Late(TorchRLModule):
+class Late(LinearModule):
     """Adds an output from the fourth call on."""
 
     num_calls = -1000  # so long as it is only tried out
 
-    def setup(self) -> None:
-        self.net = torch.nn.Linear(4, 2)
-
     def _forward(self, batch: Any, **kwargs: Any) -> Any:
         self.num_calls += 1
-        logits = self.net(batch["obs"])
+        logits = self.layer(batch["obs"])
         return {"action_dist_inputs": logits, **({"late": logits} if self.num_calls > 3 else {})}
 
 
