@@ -347,7 +347,15 @@ class LeanSyncVectorEnv(SyncVectorEnv):
     def reset(
         self, *, seed: int | list[int | None] | None = None, options: dict[str, Any] | None = None
     ) -> tuple[Any, dict[str, Any]]:
-        """Reset as Gymnasium's vector envs do; all environments, since they reset themselves."""
+        """Reset as Gymnasium's vector envs do; all environments, since they reset themselves.
+
+        Raises:
+            ValueError: The number of seeds is wrong, or only some environments are to be reset.
+        """
+        if options and "reset_mask" in options:
+            raise ValueError(
+                "reset: expected no options['reset_mask']: an environment resets itself in the step after its episode."
+            )
         if isinstance(seed, int):
             seeds: list[int | None] = [seed + index for index in range(self.num_envs)]
         elif seed is None:
