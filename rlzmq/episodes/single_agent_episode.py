@@ -653,6 +653,7 @@ class SingleAgentEpisode(EpisodeColumns):
         try:
             state = copy.deepcopy(state)
             episode = SingleAgentEpisode(
+                state["id_"],
                 observations=buffer(state["observations"]),
                 actions=buffer(state["actions"]),
                 rewards=buffer(state["rewards"], REWARD_SPACE),

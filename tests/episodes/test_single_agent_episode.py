@@ -289,6 +289,8 @@ def test_a_wrong_state_is_refused() -> None:
     for change in ({"t": 7}, {"rewards": {}}, {"infos": [{}]}):
         with pytest.raises(ValueError, match="expected"):
             SingleAgentEpisode.from_state({**state, **change})
+    with pytest.raises(ValueError, match=state["id_"]):
+        SingleAgentEpisode.from_state({**state, "rewards": {"data": [1.0], "lookback": 0}})
     del state["actions"]
     with pytest.raises(ValueError, match="expected a SingleAgentEpisode's state"):
         SingleAgentEpisode.from_state(state)
