@@ -232,6 +232,7 @@ class RunnerCore(PeerCore):
         if self.is_welcome and not was_welcome:
             is_due = not self._has_passed or self.has_undelivered or self.is_waiting_for_weights
             self._num_returns += is_due
+            instructions += self._resend(now)  # before what is sampled next
         return instructions + self._go_on(now)
 
     @unless_stopped
@@ -351,7 +352,7 @@ class RunnerCore(PeerCore):
         # Leases of the previous broker are void, except the one being sampled, whose fragment is still accepted.
         self._queue.clear()
         self._ask_after_s = self.timers.snapshot_wait_s
-        for kept in self._kept.values():  # sent again by the next tick
+        for kept in self._kept.values():  # sent again at once
             kept.is_accepted, kept.sent_at, kept.num_sends = False, float("-inf"), 0
         return []
 
