@@ -15,11 +15,11 @@ from rlzmq import (
     EpisodeBatch,
     NotFiniteError,
     PPOConfig,
-    SingleAgentEpisode,
     UnsupportedSpaceError,
 )
 from rlzmq.algorithms.registry import get_config_class
-from rlzmq.replay import open_shards, write_shard
+from rlzmq.replay import open_shards
+from tests.algorithms.test_offline_evaluation import record
 from tests.learners.all_algorithms import REPLAYING
 from tests.support.runs import ShortEnv
 
@@ -63,28 +63,6 @@ class Still(ShortEnv):
         return np.zeros(3, np.float32)
 
 
-def record(
-    directory: Path,
-    observations: gym.Space[Any],
-    actions: gym.Space[Any],
-    *,
-    obs: Any = None,
-    action: Any = None,
-    reward: float = 0.0,
-) -> None:
-    """Write an episode of five steps, of samples of the spaces if no values are given."""
-    episode = SingleAgentEpisode(
-        observations=[observations.sample() if obs is None else obs for _ in range(6)],
-        actions=[actions.sample() if action is None else action for _ in range(5)],
-        rewards=[reward] * 5,
-        terminated=True,
-        observation_space=observations,
-        action_space=actions,
-        len_lookback_buffer=0,
-    )
-    write_shard(directory, EpisodeBatch.from_episodes([episode]))
-
-
 def config(algorithm: str, actions: gym.Space[Any], directory: Path) -> Any:
     made: Any = get_config_class(algorithm)().environment(Still, env_config={"action_space": actions})
     if algorithm in OFFLINE:
@@ -99,7 +77,7 @@ def test_an_action_space_is_trained_or_refused_by_the_algorithms_name(
 ) -> None:
     actions = SPACES[space]
     if algorithm in OFFLINE:
-        record(tmp_path, OBSERVATIONS, DISCRETE if space == "Text" else actions)
+        record(tmp_path, (OBSERVATIONS, DISCRETE if space == "Text" else actions), 5)
     made = config(algorithm, actions, tmp_path)
     if space in USABLE[algorithm]:
         made.build_learner()
@@ -115,16 +93,16 @@ WIDER = gym.spaces.Box(-1.0, 1.0, (4,), np.float32)
 DATA: dict[str, tuple[Callable[[Path, Any], None], str]] = {
     "no directory": (lambda path, actions: path.rmdir(), "does not exist. Name the directory"),
     "observations of another shape": (
-        lambda path, actions: record(path, WIDER, actions),
+        lambda path, actions: record(path, (WIDER, actions), 5),
         r"column 'obs': expected .*\(3,\).* got .*\(4,\)",
     ),
     "actions of another kind": (
-        lambda path, actions: record(path, OBSERVATIONS, BOX if actions is DISCRETE else DISCRETE),
+        lambda path, actions: record(path, (OBSERVATIONS, BOX if actions is DISCRETE else DISCRETE), 5),
         "column 'actions': expected .* got (Box|Discrete)",
     ),
     "actions out of range": (
         lambda path, actions: record(
-            path, OBSERVATIONS, actions, action=7 if actions is DISCRETE else np.full(2, 7.0, np.float32)
+            path, (OBSERVATIONS, actions), 5, action=7 if actions is DISCRETE else np.full(2, 7.0, np.float32)
         ),
         "column 'actions': .* got values from 7 to 7. (Set|Scale)",
     ),
@@ -145,7 +123,7 @@ def test_recorded_data_that_does_not_fit_is_refused(algorithm: str, case: str, t
 def test_actions_beyond_their_range_are_taken_if_the_config_says_that_a_policy_drew_them(
     tmp_path: Path,
 ) -> None:
-    record(tmp_path, OBSERVATIONS, BOX, action=np.full(2, 7.0, np.float32))
+    record(tmp_path, (OBSERVATIONS, BOX), 5, action=np.full(2, 7.0, np.float32))
     made = config("bc", BOX, tmp_path).offline_data(actions_in_input_normalized=True)
     learner = made.build_learner()
     learner.update(episodes=[])
@@ -155,7 +133,7 @@ def test_actions_beyond_their_range_are_taken_if_the_config_says_that_a_policy_d
 
 @pytest.mark.parametrize("algorithm", OFFLINE)
 def test_data_without_a_finite_step_ends_the_run(algorithm: str, tmp_path: Path) -> None:
-    record(tmp_path, OBSERVATIONS, OFFLINE[algorithm], reward=float("nan"))
+    record(tmp_path, (OBSERVATIONS, OFFLINE[algorithm]), 5, reward=float("nan"))
     learner = config(algorithm, OFFLINE[algorithm], tmp_path).build_learner()
     with pytest.raises(NotFiniteError, match=r"offline data: no step .* can be trained"):
         learner.update(episodes=[])
@@ -165,7 +143,7 @@ def test_data_without_a_finite_step_ends_the_run(algorithm: str, tmp_path: Path)
 def test_an_iteration_that_waits_for_samples_is_refused_by_algorithms_that_take_none(
     algorithm: str, tmp_path: Path
 ) -> None:
-    record(tmp_path, OBSERVATIONS, OFFLINE[algorithm])
+    record(tmp_path, (OBSERVATIONS, OFFLINE[algorithm]), 5)
     made = config(algorithm, OFFLINE[algorithm], tmp_path)
     made.reporting(min_train_timesteps_per_iteration=8).validate()
     with pytest.raises(ConfigurationError, match="set min_train_timesteps_per_iteration"):

@@ -30,7 +30,12 @@ BOX = gym.spaces.Box(-1.0, 1.0, (3,), np.float32), gym.spaces.Box(-2.0, 2.0, (1,
 
 
 def record(
-    path: Path, spaces: tuple[gym.Space[Any], gym.Space[Any]], *lengths: int, logp: float | None = None
+    path: Path,
+    spaces: tuple[gym.Space[Any], gym.Space[Any]],
+    *lengths: int,
+    logp: float | None = None,
+    action: Any = None,
+    reward: float = 1.0,
 ) -> None:
     """Write episodes of these lengths, with random observations and actions, of which `logp` is the log-probability."""
     observation_space, action_space = spaces
@@ -38,13 +43,13 @@ def record(
     action_space.seed(sum(lengths))
     episodes = []
     for length in lengths:
-        actions = [action_space.sample() for _ in range(length)]
+        actions = [action_space.sample() if action is None else action for _ in range(length)]
         episodes.append(
             SingleAgentEpisode(
                 observations=[observation_space.sample() for _ in range(length + 1)],
-                actions=[action / 2 for action in actions] if action_space is BOX[1] else actions,
+                actions=[drawn / 2 for drawn in actions] if action_space is BOX[1] else actions,
                 extra_model_outputs={} if logp is None else {Columns.ACTION_LOGP: [np.float32(logp)] * length},
-                rewards=[1.0] * length, truncated=True, len_lookback_buffer=0,
+                rewards=[reward] * length, truncated=True, len_lookback_buffer=0,
                 observation_space=observation_space, action_space=action_space,
             )
         )  # fmt: skip
@@ -180,8 +185,7 @@ def test_an_evaluation_changes_nothing_and_its_count_goes_on_after_a_resume(
                 algo.save_to_path(tmp_path / "checkpoint")
     assert held_out(result)["__all_modules__"]["num_env_steps_sampled_lifetime"] > 0
     assert states[0]["counters"] == states[1]["counters"]
-    for name, value in states[0]["rl_module"]["default_policy"].items():
-        assert np.array_equal(value, states[1]["rl_module"]["default_policy"][name]), name
+    np.testing.assert_equal(*(state["rl_module"]["default_policy"] for state in states))
     with Algorithm.from_checkpoint(tmp_path / "checkpoint") as resumed:
         overall = held_out(resumed.train())["__all_modules__"]
     assert overall["dataset_num_iters_evaluated"] == 2

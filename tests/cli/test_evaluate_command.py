@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 import rlzmq
-from rlzmq import PPOConfig, evaluate_checkpoint
+from rlzmq import evaluate_checkpoint
 from rlzmq.cli.main import main
 from rlzmq.core.score_statistics import bootstrap_interval, interquartile_mean
 from rlzmq.replay import open_shards
@@ -170,8 +170,7 @@ def test_an_env_that_makes_no_pictures_is_named(tmp_path: Path, capsys: pytest.C
 def test_settings_of_a_file_stand_in_for_a_config_with_code(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    config = PPOConfig().environment(Strip).env_runners(num_env_runners=0)
-    config.training(train_batch_size=32, minibatch_size=32, num_epochs=1)
+    config = small(env=Strip)
     with config.build() as algo:
         path = algo.save_to_path(tmp_path / "checkpoint")
     file = tmp_path / "settings.toml"

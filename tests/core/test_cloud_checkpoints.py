@@ -12,7 +12,7 @@ import fsspec
 import numpy as np
 import pytest
 
-from rlzmq import Algorithm, CheckpointError, PPOConfig, RLModule, RLModuleSpec, latest_checkpoint
+from rlzmq import Algorithm, CheckpointError, RLModule, RLModuleSpec, latest_checkpoint
 from rlzmq.core.checkpoint import (
     find_inside,
     open_checkpoint,
@@ -21,6 +21,7 @@ from rlzmq.core.checkpoint import (
     write_checkpoint,
 )
 from rlzmq.core.run_dir import RunDir, find_checkpoint
+from tests.support.runs import small
 
 STATE = {"a": {"x": np.arange(3.0), "n": 1}, "b/c": {"text": "hello"}}
 
@@ -127,14 +128,7 @@ def test_paths_of_universal_pathlib_are_taken_too(bucket: str) -> None:
 
 
 def test_runs_learners_and_modules_live_in_a_store(bucket: str) -> None:
-    config = (
-        PPOConfig()
-        .environment("CartPole-v1")
-        .env_runners(num_env_runners=0)
-        .training(train_batch_size_per_learner=32, minibatch_size=32, num_epochs=1)
-        .checkpointing(checkpoint_every_s=0.0, checkpoint_keep=2)
-        .rl_module(model_config={"fcnet_hiddens": [4]})
-    )
+    config = small(train_batch_size_per_learner=32, checkpoint_every_s=0.0, checkpoint_keep=2)
     with Algorithm.resume(f"{bucket}/run", config=config) as algo:
         for _ in range(4):
             algo.train()
@@ -154,8 +148,7 @@ def test_runs_learners_and_modules_live_in_a_store(bucket: str) -> None:
     fresh = config.build_learner()
     fresh.restore_from_path(learner_path)
     for module in (*modules, fresh.module["default_policy"]):
-        for name, array in module.get_state().items():
-            np.testing.assert_array_equal(array, weights[name])
+        np.testing.assert_equal(module.get_state(), weights)
     run = RunDir(f"{bucket}/run")  # rolled back to the second iteration
     run.write(2, {"a": {"n": 1}}, {})
     assert find_checkpoint(f"{bucket}/run").path == run.checkpoints / "000002"

@@ -9,8 +9,9 @@ import gymnasium as gym
 import pytest
 
 import rlzmq
-from rlzmq import Algorithm, Policy, PPOConfig
+from rlzmq import Algorithm, Policy
 from rlzmq.cli.main import main
+from tests.support.runs import small
 
 ENV = gym.make("CartPole-v1")
 
@@ -19,9 +20,7 @@ ENV = gym.make("CartPole-v1")
 def trained(
     tmp_path_factory: pytest.TempPathFactory,
 ) -> Iterator[tuple[Algorithm, dict[str, object], Policy]]:
-    config = PPOConfig().environment("CartPole-v1").env_runners(num_env_runners=0).debugging(seed=0)
-    config.training(train_batch_size_per_learner=64, minibatch_size=64, num_epochs=1)
-    with config.build() as algo:
+    with small().build() as algo:
         result = algo.train()
         yield algo, result, Policy.load(algo.save_to_path(tmp_path_factory.mktemp("run") / "checkpoint"))
 

@@ -245,9 +245,7 @@ async def test_a_checkpoint_restored_after_a_rank_died_reaches_everybody(tmp_pat
         await algo.train()
         await kill(algo.learner_group.handles[0])
         await algo.restore_from_path(path)
-        restored = (await algo.get_module()).get_state()
-        for name, value in saved.items():
-            np.testing.assert_array_equal(restored[name], value)
+        np.testing.assert_equal((await algo.get_module()).get_state(), saved)
         result = await algo.train()
         assert result["learners"]["default_policy"]["weights_seq_no"] == 2
 

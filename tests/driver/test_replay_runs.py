@@ -45,10 +45,7 @@ def test_serial_and_distributed_runs_replay_the_same_numbers(algorithm: str) -> 
             assert min(trained[3:]) > 0
             modules = algo.config.module_ids
             weights.append({module_id: algo.get_module(module_id).get_state() for module_id in modules})
-    for serial, distributed in zip(weights[0].values(), weights[1].values(), strict=True):
-        assert serial.keys() == distributed.keys()
-        for name, value in serial.items():
-            assert (value == distributed[name]).all(), name
+    np.testing.assert_equal(*weights)
 
 
 @pytest.mark.parametrize(("staleness", "algorithm"), [(0, "dqn"), (1, "sac")])

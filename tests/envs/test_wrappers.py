@@ -16,7 +16,7 @@ from rlzmq.envs.multi_agent_env import MultiAgentEnv
 from rlzmq.envs.registry import make_env, resolve_env
 from rlzmq.envs.vector import make_vec
 from rlzmq.envs.wrappers import split_wrappers, wrap_env
-from tests.support.runs import ShortEnv
+from tests.support.runs import ShortEnv, small
 
 HERE = __name__
 
@@ -91,13 +91,7 @@ def test_a_wrong_wrapper_is_refused_with_the_way_out(wrapper: object, expected: 
 
 def test_spaces_runners_and_vectors_have_the_wrapped_env() -> None:
     wrappers = [f"{HERE}:TenTimes", "TimeAwareObservation", "TimeLimit(max_episode_steps=7)"]
-    config = (
-        PPOConfig()
-        .environment("CartPole-v1", wrappers=wrappers)
-        .env_runners(num_env_runners=0, num_envs_per_env_runner=2)
-        .training(train_batch_size=64, minibatch_size=32, num_epochs=1)
-        .debugging(seed=0)
-    )
+    config = small(wrappers=wrappers, seed=0)
     assert config.single_spaces()[0].shape == (5,)
     again = PPOConfig.from_toml(config.to_toml())
     assert again.wrappers == wrappers
@@ -197,13 +191,7 @@ def test_an_installed_library_is_sampled_and_trained(
     library: str, env: str, settings: dict[str, Any], shape: tuple[int, ...]
 ) -> None:
     pytest.importorskip(library)
-    config = (
-        PPOConfig()
-        .environment(env, **settings)
-        .env_runners(num_env_runners=0, num_envs_per_env_runner=2)
-        .training(train_batch_size=32, minibatch_size=16, num_epochs=1)
-        .debugging(seed=0)
-    )
+    config = small(env=env, train_batch_size_per_learner=32, **settings)
     assert config.single_spaces()[0].shape == shape
     with config.build() as algo:
         assert algo.train()["num_env_steps_sampled_lifetime"] == 32

@@ -328,6 +328,8 @@ def plain(value: Any) -> Any:
     """Arrays as lists, to compare with the model's."""
     if isinstance(value, dict):
         return {key: plain(item) for key, item in value.items()}
+    if isinstance(value, tuple):
+        return tuple(map(plain, value))
     if isinstance(value, np.ndarray) and value.ndim == 0:
         return value.item()
     if isinstance(value, list | np.ndarray):

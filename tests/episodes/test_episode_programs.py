@@ -14,6 +14,7 @@ import pytest
 from rlzmq.core.tree import tree_leaves, tree_stack, tree_unstack
 from rlzmq.episodes.episode_batch import EpisodeBatch
 from rlzmq.episodes.single_agent_episode import SingleAgentEpisode
+from tests.episodes.multi_agent_model import plain
 from tests.episodes.reference_model import (
     BOX,
     DICT,
@@ -25,20 +26,6 @@ from tests.episodes.reference_model import (
     VECTOR,
     ReferenceEpisode,
 )
-
-
-def same(actual: Any, expected: Any) -> bool:
-    """Equal structure, shapes and values."""
-    if isinstance(expected, dict):
-        return (
-            isinstance(actual, dict)
-            and actual.keys() == expected.keys()
-            and all(same(actual[key], expected[key]) for key in expected)
-        )
-    if isinstance(expected, tuple):
-        return isinstance(actual, tuple) and len(actual) == len(expected) and all(map(same, actual, expected))
-    return np.shape(actual) == np.shape(expected) and bool(np.all(np.asarray(actual) == np.asarray(expected)))
-
 
 GETTERS = ("observations", "actions", "rewards", "infos")
 OPERATIONS = 14
@@ -202,7 +189,7 @@ class Program:
         column = self.model.columns[name]
         if expected is FILLER:
             expected = self._filler(name, column, fill, hot)
-        assert same(actual, expected), f"{name}: {actual} != {expected}"
+        assert plain(actual) == plain(expected), f"{name}: {actual} != {expected}"
 
     def _filler(self, name: str, column: Any, fill: Any, hot: bool) -> Any:
         finalized = self._buffer(name).finalized

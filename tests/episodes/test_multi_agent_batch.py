@@ -5,12 +5,12 @@ from __future__ import annotations
 import random
 from typing import Any
 
-import msgpack
 import numpy as np
 
 from rlzmq.episodes.episode_batch import EpisodeBatch
 from rlzmq.episodes.multi_agent_episode import MultiAgentEpisode
 from tests.episodes.multi_agent_model import AGENTS, Model, assert_same, assert_same_getter, random_step
+from tests.episodes.test_episode_wire import received
 
 
 def mapping(agent_id: Any, episode: Any) -> str:
@@ -39,11 +39,6 @@ def random_chunks(seed: int) -> list[tuple[MultiAgentEpisode, Model]]:
     return chunks
 
 
-def sent(batch: EpisodeBatch) -> EpisodeBatch:
-    header, frames = batch.to_wire()
-    return EpisodeBatch.from_wire(msgpack.unpackb(msgpack.packb(header)), [f.tobytes() for f in frames])
-
-
 def test_episodes_come_out_of_columns_and_wire_as_they_went_in() -> None:
     for seed in range(80):
         rng = random.Random(seed)
@@ -52,7 +47,7 @@ def test_episodes_come_out_of_columns_and_wire_as_they_went_in() -> None:
         assert batch.num_env_steps == sum(len(episode) for episode, _ in chunks)
         assert batch.num_agent_steps == sum(episode.agent_steps() for episode, _ in chunks)
         assert batch.get_returns().tolist() == [episode.get_return() for episode, _ in chunks]
-        for form in (batch, sent(batch)):
+        for form in (batch, received(batch)):
             for episode, (_, model) in zip(form, chunks, strict=True):
                 assert_same(episode, model)
                 assert_same_getter(rng, episode, model)
@@ -68,7 +63,7 @@ def test_split_puts_every_agent_step_into_exactly_one_part() -> None:
         assert (head.num_env_steps, tail.num_env_steps) == (cut, total - cut)
         assert head.num_agent_steps + tail.num_agent_steps == batch.num_agent_steps
         assert steps_of(head) + steps_of(tail) == steps_of(batch)
-        for part in (head, tail, sent(head), sent(tail)):
+        for part in (head, tail, received(head), received(tail)):
             for episode in part:
                 episode.validate()
 

@@ -35,6 +35,7 @@ from tests.learners.cases import (
     rows,
     square_learner,
 )
+from tests.support.runs import small
 
 
 def weights(learner: Learner, module_id: str = "default_policy") -> np.ndarray:
@@ -355,9 +356,7 @@ def test_a_run_in_one_process_samples_on_as_many_torch_threads_as_it_trains() ->
             return super().step(action)
 
     before = torch.get_num_threads()
-    config = PPOConfig().environment("CartPole-v1", wrappers=[Env]).env_runners(num_env_runners=0)
-    config.learners(torch_num_threads=before + 1)
-    with config.training(train_batch_size=20, minibatch_size=10, num_epochs=1).build() as algo:
+    with small(wrappers=[Env], torch_num_threads=before + 1).build() as algo:
         algo.train()
     assert set(used) == {before + 1}
     assert torch.get_num_threads() == before

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 from collections.abc import Iterable
 from dataclasses import fields, is_dataclass
 from typing import Any
@@ -11,8 +12,8 @@ import numpy as np
 from hypothesis import strategies as st
 
 from rlzmq.algorithms.ppo import PPOConfig
-from rlzmq.core.tree import tree_leaves, tree_stack
 from rlzmq.envs.examples import RandomEnv
+from tests.episodes.multi_agent_model import facts as facts_of
 
 CALLS = st.one_of(
     st.builds(lambda n: {"lease": n}, st.integers(1, 9)),
@@ -62,48 +63,15 @@ def random_env_config(observation_space: Any = None, action_space: Any = None, *
     return make_config(RandomEnv, env_config={**given, **episodes}, **settings)
 
 
-def facts(episodes: Iterable[Any], *, with_ids: bool = False) -> list[dict[str, Any]]:
-    """All that an episode holds, lookback included, as comparable bytes."""
-    listed = []
-    for episode in episodes:
-        columns = {
-            "obs": episode.observations,
-            "actions": episode.actions,
-            "rewards": episode.rewards,
-            **episode.extra_model_outputs,
-        }
-        row: dict[str, Any] = {
-            name: [(leaf.dtype.kind, leaf.shape, leaf.tobytes()) for leaf in _arrays(buffer)]
-            for name, buffer in columns.items()
-        }
-        row["infos"] = repr(episode.infos.data)
-        row["lookback"] = episode.rewards.lookback
-        row["facts"] = (len(episode), episode.t_started, episode.is_terminated, episode.is_truncated)
-        row["state"] = repr(
-            None
-            if episode.initial_state is None
-            else [np.asarray(x).tolist() for x in tree_leaves(episode.initial_state)]
-        )
-        if with_ids:
-            row["id"] = episode.id_
-        listed.append(row)
-    return listed
-
-
-def _arrays(buffer: Any) -> list[np.ndarray]:
-    if not buffer.len_incl_lookback():
-        return []
-    data = buffer.data
-    if isinstance(data, list):
-        data = tree_stack(data)
-    return [np.asarray(leaf) for leaf in tree_leaves(data)]
+def facts(episodes: Iterable[Any]) -> list[dict[str, Any]]:
+    """All that each episode holds but its id, lookback included, as arrays."""
+    arrays = (copy.deepcopy(one).to_numpy() if len(one) else one for one in episodes)
+    return [{name: fact for name, fact in facts_of(one).items() if name != "id_"} for one in arrays]
 
 
 def assert_same(a: Iterable[Any], b: Iterable[Any]) -> None:
     """The two samples hold the same chunks, bit for bit (ids aside)."""
-    left, right = facts(a), facts(b)
-    assert [row["facts"] for row in left] == [row["facts"] for row in right]
-    for index, (x, y) in enumerate(zip(left, right, strict=True)):
+    for index, (x, y) in enumerate(zip(facts(a), facts(b), strict=True)):
         assert x.keys() == y.keys(), index
         for name in x:
             assert x[name] == y[name], (index, name)

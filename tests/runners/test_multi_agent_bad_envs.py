@@ -9,10 +9,10 @@ import gymnasium as gym
 import numpy as np
 import pytest
 
-from rlzmq.algorithms.ppo import PPOConfig
 from rlzmq.core.errors import MultiAgentEnvError
 from rlzmq.envs.multi_agent_env import MultiAgentEnv
 from tests.runners.test_multi_agent_env_runner import assert_equal, make_runner
+from tests.support.runs import small
 
 Row = list[dict[Any, Any]]
 Change = Callable[[Row], Any]
@@ -76,14 +76,9 @@ def replace(place: int, value: Any) -> Change:
 
 
 def runner_of(change: Change, *, fused: bool, num_envs: int = 1, **env_config: Any) -> Any:
-    config = (
-        PPOConfig()
-        .environment(TwoAgentsEnv, env_config={"change": change, **env_config})
-        .env_runners(num_envs_per_env_runner=num_envs)
-        .multi_agent(policies={"p"}, policy_mapping_fn=lambda agent_id, episode, **kw: "p")
-        .rl_module(model_config={"fcnet_hiddens": [4]})
-        .debugging(seed=0)
-    )
+    config = small(env=TwoAgentsEnv, env_config={"change": change, **env_config})
+    config.env_runners(num_envs_per_env_runner=num_envs)
+    config.multi_agent(policies={"p"}, policy_mapping_fn=lambda agent_id, episode, **kw: "p")
     return make_runner(config, fused=fused)
 
 

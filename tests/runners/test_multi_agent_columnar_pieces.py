@@ -25,12 +25,12 @@ from rlzmq.connectors.env_to_module import (
 from rlzmq.connectors.learner import ComputeReturnsToGo, FrameStackingLearner
 from rlzmq.connectors.rows import TrainRows
 from rlzmq.episodes.columns import Columns
-from rlzmq.episodes.episode_batch import EpisodeBatch
 from rlzmq.modules.multi_rl_module_spec import MultiRLModuleSpec
 from rlzmq.modules.spec import RLModuleSpec
 from rlzmq.runners.agents_rows_sampler import AgentsRowsSampler
 from rlzmq.runners.episode_sampler import EpisodeSampler
 from rlzmq.runners.vector_env_runners import MultiAgentEnvRunner
+from tests.episodes.test_episode_wire import received
 from tests.learners.test_train_batch import assert_identical, built
 from tests.runners.multi_agent_envs import AGENTS, RestlessAgentsEnv, SteadyModule
 from tests.runners.test_multi_agent_env_runner import assert_equal, make_runner
@@ -237,11 +237,6 @@ def test_the_learners_twin_gives_the_same_on_columns_and_on_episodes(
         for part in (batch, *batch.split(9), received(batch)):
             fused = built(learner, part, fused=True)
             assert_identical(fused, built(learner, part, fused=False))
-
-
-def received(batch: EpisodeBatch) -> EpisodeBatch:
-    header, frames = batch.to_wire()
-    return EpisodeBatch.from_wire(header, [bytes(frame) for frame in frames])
 
 
 @pytest.mark.parametrize("fused", [True, False])

@@ -10,12 +10,12 @@ import pytest
 
 from rlzmq.algorithms.ppo import PPOConfig
 from rlzmq.core.errors import EnvError
-from rlzmq.envs.examples import MultiAgentCartPole
 from rlzmq.modules.multi_rl_module_spec import MultiRLModuleSpec
 from rlzmq.modules.spec import RLModuleSpec
 from rlzmq.runners.vector_env_runners import MultiAgentEnvRunner
 from tests.runners.multi_agent_envs import AGENTS, RestlessAgentsEnv, SteadyModule, TracingModule
 from tests.runners.sampling_cases import assert_alike
+from tests.support.runs import two_agents
 
 
 def mapping(agent_id: Any, episode: Any, **kwargs: Any) -> str:
@@ -44,20 +44,6 @@ def make_runner(config: Any, *, fused: bool) -> MultiAgentEnvRunner:
     runner.use_rows = fused
     runner._id_prefix = ""
     return runner
-
-
-def cartpole_config(num_envs: int = 2, num_agents: int = 2, **settings: Any) -> Any:
-    config = (
-        PPOConfig()
-        .environment(MultiAgentCartPole, env_config={"num_agents": num_agents})
-        .env_runners(num_envs_per_env_runner=num_envs)
-        .multi_agent(
-            policies={"p0", "p1"}, policy_mapping_fn=lambda agent_id, episode, **kw: f"p{agent_id % 2}"
-        )
-        .rl_module(model_config={"fcnet_hiddens": [8]})
-        .debugging(seed=3)
-    )
-    return config.multi_agent(**settings) if settings else config
 
 
 def assert_equal(left: Any, right: Any) -> None:
@@ -129,7 +115,7 @@ def check_continuity(agent_id: str, chunks: list[Any]) -> None:
 
 @pytest.mark.parametrize("fused", [True, False])
 def test_count_steps_by_agent_steps_samples_so_many_agent_steps(fused: bool) -> None:
-    runner = make_runner(cartpole_config(num_envs=2, count_steps_by="agent_steps"), fused=fused)
+    runner = make_runner(two_agents(count_steps_by="agent_steps", seed=3), fused=fused)
     for _ in range(4):
         batch = runner.sample(num_timesteps=30)
         assert 30 <= batch.num_agent_steps <= 33
@@ -146,7 +132,7 @@ def test_mapping_function_is_asked_once_per_agent_and_episode_also_across_chunks
 
     for fused in (True, False):
         calls.clear()
-        runner = make_runner(cartpole_config(num_envs=2).multi_agent(policy_mapping_fn=count), fused=fused)
+        runner = make_runner(two_agents(seed=3).multi_agent(policy_mapping_fn=count), fused=fused)
         for _ in range(10):
             for episode in runner.sample_lease(7):
                 assert set(episode.get_actions()) == {sae.agent_id for sae in episode.agent_episodes.values()}
@@ -169,7 +155,7 @@ def test_a_failing_env_is_recreated_and_its_episode_ends_truncated(fused: bool) 
 
 
 def test_metrics_tell_agents_and_modules_apart() -> None:
-    runner = make_runner(cartpole_config(), fused=True)
+    runner = make_runner(two_agents(seed=3), fused=True)
     batch = runner.sample(num_timesteps=300)
     metrics = runner.get_metrics()
     assert metrics["num_env_steps_sampled"] == batch.num_env_steps
@@ -192,7 +178,7 @@ def test_callbacks_come_in_order_with_real_episodes() -> None:
 
         return hook
 
-    config = cartpole_config(num_envs=1).callbacks(
+    config = two_agents(num_envs_per_env_runner=1, seed=3).callbacks(
         on_episode_created=on("created"),
         on_episode_start=on("start"),
         on_episode_step=on("step"),
@@ -220,7 +206,7 @@ def test_the_observations_of_an_env_that_reuses_its_arrays_are_kept_apart() -> N
 
 def test_modules_can_be_added_while_sampling_goes_on() -> None:
     target = ["p0"]
-    config = cartpole_config(num_envs=1).multi_agent(
+    config = two_agents(num_envs_per_env_runner=1, seed=3).multi_agent(
         policy_mapping_fn=lambda agent_id, episode, **kw: target[0] if episode is not None else "p0"
     )
     runner = make_runner(config, fused=True)

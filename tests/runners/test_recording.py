@@ -10,12 +10,11 @@ import pytest
 
 from rlzmq import ConfigurationError, PPOConfig
 from rlzmq.replay import open_shards
+from tests.support.runs import small
 
 
 def recording(path: Path, **settings: Any) -> PPOConfig:
-    config = PPOConfig().environment("CartPole-v1").debugging(seed=1)
-    config.training(train_batch_size=120, minibatch_size=120, num_epochs=1)
-    config.env_runners(num_envs_per_env_runner=3)
+    config: PPOConfig = small(num_envs_per_env_runner=3, train_batch_size_per_learner=120)
     config.offline_data(output=str(path), output_max_rows_per_file=100, **settings)
     return config
 

@@ -18,6 +18,7 @@ from rlzmq import ConfigurationError, IMPALAConfig, PPOConfig, Run, find_runs
 from rlzmq.cli.main import main
 from rlzmq.telemetry.run_directory import RunDirectory
 from rlzmq.telemetry.runs import RETURN_MEAN, group_by_settings, iqm_curves, mean_curve
+from tests.support.runs import small
 
 
 def make_run(
@@ -275,8 +276,7 @@ def test_notebooks_show_runs_and_results_with_their_curve(tmp_path: Path) -> Non
     assert "PPO on CartPole-v1, ended" in shown
     assert "<polyline" in shown
     assert "has no results yet" in Run.open(ended(make_run(tmp_path / "b", [])))._repr_html_()
-    config = PPOConfig().environment("CartPole-v1").env_runners(num_env_runners=0)
-    with config.training(train_batch_size=64, minibatch_size=64, num_epochs=1).build() as algo:
+    with small().build() as algo:
         algo.train()
         shown = algo.train()._repr_html_()
     assert "<th>iteration</th><td>2</td>" in shown
