@@ -1,6 +1,6 @@
 """Set up a virtualenv, then run every check: ruff, mypy, the documentation's build, and the tests.
 
-Needs only Python 3.11: ``python3 scripts/test.py [pytest arguments]``. Prints the progress every ten seconds.
+Needs only Python 3.11: ``python3 scripts/test.py [pytest arguments]``.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from pathlib import Path
 
 from _venv import ROOT, ensure_venv, run
 
-_PYTEST = ("-m", "pytest", "-p", "tests.support.progress")
+_PYTEST = ("-m", "pytest")
 _WORKERS = str(min(4, max(3, (os.cpu_count() or 2) // 2)))
 
 
@@ -47,7 +47,6 @@ def _tests(python: Path, arguments: list[str]) -> Iterator[int]:
     if arguments:
         yield run(python, *_PYTEST, *arguments)
         return
-    run(python, "-m", "tests.support.rewritten")
     # Half of a test's time is waiting for processes. Tests with time limits run after the others.
     yield run(python, *_PYTEST, "-m", "not slow and not alone", "-n", _WORKERS, "--dist", "worksteal")
     files = [path for path in sorted((ROOT / "tests").rglob("test_*.py")) if "mark.alone" in path.read_text()]
