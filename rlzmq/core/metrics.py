@@ -774,9 +774,7 @@ class StageTimers(dict[str, list[float]]):
     def merge(self, sums: Mapping[str, Sequence[float]]) -> None:
         """Add what another's `take` returned."""
         for name, (num_calls, total) in sums.items():
-            mine = self.setdefault(name, [0, 0])  # not `add`: each update merges a dozen
-            mine[0] += int(num_calls)
-            mine[1] += total
+            self.add(name, total, int(num_calls))
 
     def reduce(self) -> dict[str, Any]:
         """Return means per call, nested by name, and reset the sums."""

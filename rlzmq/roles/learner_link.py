@@ -140,12 +140,14 @@ class BatchCheck:
         former = [*self._trained, *self._refused]
         votes = [*former, *forms]
         odd: dict[int, str] = {}
+        if all(form == votes[0] for form in votes):  # as nearly always
+            return odd
         for key in dict.fromkeys(key for form in votes for key in form):
             mine = [form.get(key, {}) for form in votes]
             for name in dict.fromkeys(name for form in mine for name in form):
                 found = Counter(form.get(name) for form in mine if key is None or name in form)
                 usual = found.most_common(1)[0][0]
-                for place, form in enumerate(mine[len(former) :] if len(found) > 1 else ()):
+                for place, form in enumerate(mine[len(former) :]):
                     if (got := form.get(name)) != usual and (key is None or name in form):
                         odd.setdefault(place, f"column {name!r}: expected {_text(usual)}, got {_text(got)}")
         if odd:
@@ -164,12 +166,7 @@ class BatchCheck:
         self._refused.clear()
 
 
-def decode_steps(
-    frames: Sequence[Any],
-    check: BatchCheck,
-    first: int,
-    num_steps: int,
-) -> EpisodeBatch:
+def decode_steps(frames: Sequence[Any], check: BatchCheck, first: int, num_steps: int) -> EpisodeBatch:
     """Decode and check some env steps of a fragment from a runner, which is not trusted.
 
     Args:

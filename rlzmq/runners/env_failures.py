@@ -88,9 +88,8 @@ class EnvFailures:
         elif reason := self._reason_to_stop(error, way):
             text = f"{head} {reason} {how}"
         else:
-            if not isinstance(
-                error, StepFailedRecreateEnvError
-            ):  # requested by the environment, not an error
+            # The environment itself may have asked for it, which is no error.
+            if not isinstance(error, StepFailedRecreateEnvError):
                 self._log(f"{head} The environment is recreated. {how}", error)
             return
         failure = EnvError(text)
