@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib.metadata
 import os
-import re
 import resource
 import shutil
 import socket
@@ -22,7 +21,7 @@ from rlzmq.core.addresses import SocketDirectory, check_bind_address, split_tcp
 from rlzmq.core.process import loopback_interface, num_usable_cores
 from rlzmq.net.keys import JoinFile, curve_support
 
-__all__ = ["CHECKS", "Finding", "doctor"]
+__all__ = ["CHECKS", "REQUIRED", "Finding", "doctor"]
 
 Level = Literal["ok", "warn", "FAIL"]
 
@@ -30,6 +29,11 @@ _MIN_FILES = 1024
 _FILES_OF_A_BROKER = 40
 _FILES_PER_PEER = 2  # a runner has two connections
 _FEW_PEERS = 50
+# What pyproject.toml asks for, because rlzmq itself need not be installed.
+REQUIRED = (
+    "pyzmq", "msgpack", "torch", "gymnasium", "numpy", "uvloop", "cloudpickle", "optree", "safetensors", "pydantic",
+    "rich", "tyro",
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,8 +83,7 @@ def check_versions(options: DoctorOptions) -> Iterator[Finding]:
     version = sys.version.split()[0]
     yield Finding("ok" if sys.version_info >= (3, 11) else "FAIL", "python", f"{version} (3.11 or newer)")
     missing, found = [], []
-    required = (line for line in importlib.metadata.requires("rlzmq") or () if "extra ==" not in line)
-    for name in (re.split(r"[^\w-]", line, maxsplit=1)[0] for line in required):
+    for name in REQUIRED:
         try:
             found.append(f"{name} {importlib.metadata.version(name)}")
         except importlib.metadata.PackageNotFoundError:

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
 
+from rlzmq.actors.forkserver import prestart
 from rlzmq.cli.interrupt import DRAIN_S, Interrupt
 from rlzmq.cli.main import EXIT_INTERNAL, EXIT_INTERRUPTED, EXIT_USAGE
 from rlzmq.cli.parsing import command, flag_of, import_first, parse
@@ -177,7 +178,7 @@ def train(arguments: Sequence[str]) -> int:
             options.quiet |= options.dry_run  # it prints a script
             with _taken(algorithm, options) as (directory, config):
                 if options.on == "local":
-                    _prestart()
+                    prestart()  # the fork server imports torch while this process reads the settings
                     return _train(arguments, options, config, directory, interrupt)
                 config.validate()
             return _submit(arguments, options, directory.path)  # the directory is the head's
@@ -221,15 +222,6 @@ def _about(algorithm: str) -> str:
 
     package = importlib.import_module(ALGORITHMS[algorithm.lower()].partition(":")[0])
     return (package.__doc__ or "").partition("\n")[0]
-
-
-def _prestart() -> None:
-    """Start the fork server, which imports torch while this process parses its options."""
-    try:
-        from rlzmq.actors import forkserver
-    except ImportError:
-        return
-    forkserver.prestart()
 
 
 def _parse(algorithm: str, arguments: list[str]) -> Any:

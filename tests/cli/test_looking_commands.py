@@ -18,6 +18,7 @@ import sys
 import termios
 import threading
 import time
+import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,7 @@ import numpy as np
 import pytest
 
 from rlzmq import ConfigurationError, PPOConfig
+from rlzmq.cli.doctor import REQUIRED
 from rlzmq.cli.looking import format_status
 from rlzmq.cli.main import main
 from rlzmq.core.process import find_stack_channel, read_stacks
@@ -56,7 +58,9 @@ def test_doctor_finds_this_machine_well_and_a_taken_port_not(capsys: pytest.Capt
     assert main(["doctor"]) == 0
     out = capsys.readouterr().out
     assert "FAIL" not in out
-    for what in ("python", "packages", "keys", "open files", "ipc", "loopback", "torch threads"):
+    project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"]
+    assert set(REQUIRED) == {line.partition(">")[0] for line in project["dependencies"]}
+    for what in (*REQUIRED, "python", "keys", "open files", "ipc", "loopback", "torch threads"):
         assert what in out
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
