@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from rlzmq.algorithms.registry import find_preset
 from rlzmq.config.base_config import BaseConfig
+from rlzmq.config.settings import NotProvided as NotProvided
 from rlzmq.connectors import defaults
 from rlzmq.core.errors import ConfigurationError
 from rlzmq.core.imports import LazyModule

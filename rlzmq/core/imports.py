@@ -14,7 +14,7 @@ from types import CodeType, FrameType, ModuleType, TracebackType
 from typing import Any
 
 from rlzmq.core.errors import ConfigurationError
-from rlzmq.core.synonyms import did_you_mean, instead_of, instead_of_algorithm
+from rlzmq.core.synonyms import RLLIB_PACKAGES, did_you_mean, instead_of, instead_of_algorithm
 
 __all__ = [
     "LazyModule",
@@ -87,8 +87,19 @@ def import_optional(module: str, what: str, install: str) -> ModuleType:
         ) from error
 
 
+class _RLlibModule(ModuleType):
+    """A module that only RLlib has (``rlzmq.core.rl_module.rl_module``), with rlzmq's names, wherever these are."""
+
+    def __getattr__(self, name: str) -> Any:
+        parent, _, _ = self.__name__.rpartition(".")
+        for module in (parent, "rlzmq", RLLIB_PACKAGES[self.__name__.split(".")[1]]):
+            if not name.startswith("__") and hasattr(importlib.import_module(module), name):
+                return getattr(sys.modules[module], name)
+        raise AttributeError(f"module {self.__name__!r} has no attribute {name!r}")
+
+
 class MissingNameFinder:
-    """Last finder on ``sys.meta_path``. It raises useful errors for names that rlzmq does not have.
+    """Last finder on ``sys.meta_path``: RLlib's module paths, and useful errors for names that rlzmq does not have.
 
     ``from rlzmq import X`` first calls the package's ``__getattr__``, but Python drops its AttributeError and text.
     It then looks for a submodule ``X`` with this finder. The same holds for the package's parts (``rlzmq.tune``). A
@@ -104,7 +115,7 @@ class MissingNameFinder:
     def find_spec(
         self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> importlib.machinery.ModuleSpec | None:
-        """Raise an error for unknown names in rlzmq; find no other module.
+        """Find the modules that RLlib has; raise an error for unknown names in rlzmq; find no other module.
 
         Raises:
             ImportError: A name of the package, or of a part of it, is imported (``from rlzmq import X``).
@@ -117,39 +128,42 @@ class MissingNameFinder:
         if wanted is None:
             return None
         name = wanted.rpartition(".")[2]
-        if package is not None and package.__name__ == "rlzmq":
-            raise ImportError(f"cannot import name {name!r} from 'rlzmq'{self.hint(name)}", name="rlzmq")
-        if package is not None:
-            try:
-                getattr(package, name)
-            except AttributeError as error:
-                text = str(error)
-                if name in self._exports:
-                    text = f"cannot import name {name!r} from {package.__name__!r}. Instead: from rlzmq import {name}."
-                elif "Instead:" not in text and "Did you mean" not in text:
-                    text = f"cannot import name {name!r} from {package.__name__!r}{self.hint(name)}"
-                raise ImportError(text, name="rlzmq") from None
-        raise ModuleNotFoundError(f"No module named {wanted!r}{self._module_hint(wanted)}", name=wanted)
+        home = RLLIB_PACKAGES.get(fullname.split(".")[1])
+        if package is None:
+            if home and not instead_of_algorithm(name):
+                return importlib.machinery.ModuleSpec(fullname, self, is_package=True)  # type: ignore[arg-type]
+            raise ModuleNotFoundError(f"No module named {wanted!r}{self._module_hint(wanted)}", name=wanted)
+        try:
+            if home == "rlzmq":  # as in RLlib: from rlzmq.algorithms.ppo import PPO
+                setattr(package, name, getattr(sys.modules[home], name))
+                return None
+            text = ""
+            getattr(package, name)
+        except AttributeError as error:
+            text = str(error)
+        if "Instead:" not in text and "Did you mean" not in text:
+            text = f"cannot import name {name!r} from {package.__name__!r}{self.hint(name)}"
+        raise ImportError(text, name="rlzmq")
+
+    def create_module(self, spec: importlib.machinery.ModuleSpec) -> ModuleType:
+        """Return a module that only RLlib has."""
+        return _RLlibModule(spec.name)
+
+    def exec_module(self, module: ModuleType) -> None:
+        """Do nothing: such a module has no code."""
 
     def hint(self, name: str) -> str:
         """Return the end of a sentence about a missing public name."""
-        if instead := instead_of(name, self._exports):
+        here = f"from rlzmq import {name}" if name in self._exports else None
+        if instead := here or instead_of(name, self._exports):
             return f". Instead: {instead}."
         return "." + did_you_mean(name, self._exports)
 
     def _module_hint(self, path: str) -> str:
         last = path.rpartition(".")[2]
-        parts = [instead_of(part) or "" for part in path.split(".")]
-        if instead := instead_of_algorithm(last) or next(
-            (text for text in parts if text.startswith("from ")), ""
-        ):
-            return f". Instead: {instead}."
-        names = [
-            name
-            for name, module in self._exports.items()
-            if module.rpartition(".")[2] == last or name.lower() == last.replace("_", "")
-        ]
-        return f". Public names come from the top level: from rlzmq import {', '.join(names) or '…'}"
+        names = [name for name in self._exports if name.lower() == last.replace("_", "")]
+        instead = instead_of_algorithm(last) or f"from rlzmq import {', '.join(names) or '…'}"
+        return f". Instead: {instead}."
 
 
 def _being_imported(frame: FrameType | None) -> tuple[str | None, ModuleType | None]:

@@ -12,6 +12,7 @@ from collections.abc import Container, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 __all__ = [
+    "RLLIB_PACKAGES",
     "AnswersSynonyms",
     "SignatureOfInit",
     "SynonymsOfClass",
@@ -385,7 +386,7 @@ _INSTEAD = _by_word(
         "`rlzmq plot RUN…`": "results_plotter plot_results load_results",
         "numpy.mean": "safe_mean",
         "register_env": "register",
-        "from rlzmq import PPOConfig: all names are in one module": "rllib air agents common",
+        "from rlzmq import PPOConfig": "rllib agents common",
         "`rlzmq check-env ENV`": "check_env",
         "Callback": "BaseCallback CallbackList",
         "evaluation(evaluation_interval=…), or a Callback": "EvalCallback",
@@ -488,6 +489,14 @@ _ACCEPTED = _by_word(
             "normc_initializer one_hot resize same_padding softmax try_import_tf "
             "update_global_seed_if_necessary valid_padding wrap_atari_for_new_api_stack"
         )
+    }
+)
+# First part of a module path of RLlib's or Ray's → the module with those of its names that rlzmq itself does not have.
+RLLIB_PACKAGES = _by_word(
+    {
+        "rlzmq": "algorithms callbacks connectors core env evaluation execution models offline policy utils",
+        "rlzmq.envs.examples": "examples",
+        "rlzmq.tune": "air train tune",
     }
 )
 _BY_ENDING = _by_word(

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 import rlzmq
+from rlzmq.algorithms import ALGORITHMS
 from rlzmq.core.synonyms import _ACCEPTED, instead_of
 
 
@@ -21,7 +22,9 @@ from rlzmq.core.synonyms import _ACCEPTED, instead_of
         ("from rlzmq import DreamerV3Config", "Instead: PPO or SAC"),
         ("from rlzmq import PPOconfig", "Did you mean 'PPOConfig'?"),
         ("import rlzmq.algorithms.dreamerv3", "Instead: PPO or SAC"),
-        ("from rlzmq.env.multi_agent_env import MultiAgentEnv", "from rlzmq import MultiAgentEnv, "),
+        ("from rlzmq.core.rl_module.rl_module import RLModul", "Did you mean 'RLModule'?"),
+        ("from rlzmq.algorithms.ppo import PPOTrainer", "Instead: PPOConfig"),
+        ("from rlzmq.wire import PPO", "Instead: from rlzmq import PPO."),
     ],
 )
 def test_a_name_that_is_not_there_is_told_where_it_lives(statement: str, text: str) -> None:
@@ -42,6 +45,25 @@ def test_a_name_of_rllibs_that_works_is_warned_about_once(
     assert name in warning
     assert str(instead_of(name, rlzmq.__all__)) in warning
     assert name not in rlzmq.__all__
+
+
+def test_module_paths_of_rllibs_are_paths_below_rlzmq() -> None:
+    for algorithm in ALGORITHMS:
+        exec(f"from rlzmq.algorithms.{algorithm} import {algorithm.upper()}, {algorithm.upper()}Config", {})
+    for path in """algorithms.algorithm_config import AlgorithmConfig, NotProvided
+        algorithms.ppo.torch.ppo_torch_learner import PPOTorchLearner
+        callbacks.callbacks import RLlibCallback
+        connectors.env_to_module import EnvToModulePipeline, MeanStdFilter
+        connectors.module_to_env.get_actions import GetActions
+        core import COMPONENT_RL_MODULE, Columns
+        core.rl_module.rl_module import RLModule, RLModuleSpec
+        env.multi_agent_env import MultiAgentEnv
+        examples.envs.classes.multi_agent import MultiAgentCartPole
+        utils.metrics import ENV_RUNNER_RESULTS, EPISODE_RETURN_MEAN
+        tune.registry import get_trainable_cls, register_env
+        tune.search.optuna import OptunaSearch
+        train import CheckpointConfig, RunConfig""".splitlines():
+        exec(f"from rlzmq.{path.strip()}", {})
 
 
 def test_no_public_name_is_explained_as_one_of_rllibs_only() -> None:
