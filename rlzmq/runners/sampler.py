@@ -238,10 +238,9 @@ class RowsSampler(Sampler):
         self._num_previous = np.zeros(num_envs, np.int64)
         self._state: Any = None
         self._carried_infos = {(index, lookback): info for index, info in infos.items()}
-        # Where the fragment is written, from the slot `_first` on, and writers of the module's outputs into it.
+        # Where the fragment is written, from the slot `_first` on.
         self._block = block = ColumnBlock(num_envs, lookback + 1)
         self._first = 0
-        self._writers: dict[str, Writer] | None = None
         self._rows = ColumnRows(
             block.columns, 0, is_first=np.ones(num_envs, np.bool_), num_previous=self._num_previous
         )
@@ -268,9 +267,6 @@ class RowsSampler(Sampler):
         self._begin_state: Any = None
         if self._state is not None:
             self._begin_state = tree_map(lambda leaf: to_numpy(leaf).copy(), self._state)
-        self._num_slots = 0  # for vector steps
-        # terminated, truncated: [T, N] of the fragment
-        self._flags = np.zeros((2, 0, num_envs), np.bool_)
         num_steps, request = 256, self._request
         if request.num_vector_steps is not None:
             num_steps = request.num_vector_steps
@@ -278,24 +274,22 @@ class RowsSampler(Sampler):
             num_steps = -(-request.num_timesteps // num_envs)
             num_steps += num_steps // 8 + 2  # autoresets use some slots
         self._make_room(num_steps)
-        self._starts_with_reset = self._needs_reset.copy()
-        self._infos = dict(self._carried_infos)
+        self._starts_with_reset, self._num_starting_with_reset = self._needs_reset, self._num_resetting
+        self._infos = self._carried_infos
         self._num_failures = 0
 
     def _make_room(self, num_steps: int) -> None:
         """Make room for `num_steps` vector steps of the fragment, and keep those that were made."""
-        num_before, flags, block = self._num_slots, self._flags, self._block
-        self._num_slots = num_steps
-        self._flags = np.zeros((2, num_steps, self.num_envs), np.bool_)
-        self._flags[:, :num_before] = flags
-        self._terminated, self._truncated = self._flags
+        self._num_slots, block = num_steps, self._block
         if self._first + self.lookback + num_steps >= block.num_slots:
             capacity = _SHARED_STEPS if num_steps <= _FEW_STEPS else num_steps
             self._block = block = block.part(self._first, block.num_slots, self.lookback + capacity + 1)
             self._rows.columns = block.columns
-            self._first, self._writers = 0, None
-        self._write_observations = block.writer(Columns.OBS)
-        self._write_rewards = block.writer(Columns.REWARDS)
+            self._first = 0
+            self._terminated, self._truncated = block.flags
+            self._write_observations = block.writer(Columns.OBS)
+            self._write_rewards = block.writer(Columns.REWARDS)
+            self._writers: dict[str, Writer] | None = None  # of the module's outputs
         self._first_slot = self._first + self.lookback
 
     def _infer(self, t: int) -> dict[str, Any]:
@@ -336,8 +330,8 @@ class RowsSampler(Sampler):
         step = self._num_steps
         slot = self._first_slot + step
         self._write_rewards(slot, rewards)
-        self._terminated[step] = terminated
-        self._truncated[step] = truncated
+        self._terminated[slot] = terminated
+        self._truncated[slot] = truncated
         if self._source.failed:
             self._mark_failures()
         self._num_env_steps += self.num_envs - self._num_resetting
@@ -355,8 +349,8 @@ class RowsSampler(Sampler):
     def _note_ends(self) -> None:
         if self._num_resetting and self._state is not None:
             self._state = self._module_step.reset_rows(self._state, np.flatnonzero(self._needs_reset))
-        step = self._num_steps
-        self._needs_reset = needs_reset = self._terminated[step] | self._truncated[step]
+        slot = self._first_slot + self._num_steps
+        self._needs_reset = needs_reset = self._terminated[slot] | self._truncated[slot]
         self._num_resetting = num_ends = needs_reset.tobytes().count(1)
         if num_ends:
             self.runner.failures.num_in_a_row = 0
@@ -365,62 +359,59 @@ class RowsSampler(Sampler):
     def _finish(self) -> EpisodeBatch:
         """Find the chunks, update the ongoing episodes and keep what the next fragment needs."""
         block, num_steps, lookback, first = self._block, self._num_steps, self.lookback, self._first
-        request, begin_s = self._request, self._begin_s
+        request, begin_s, finished = self._request, self._begin_s, self._finished
         num_slots = lookback + self._num_slots + 1
-        sampled = slice(first + lookback, first + lookback + num_steps)
+        sampled = slice(self._first_slot, self._first_slot + num_steps)
         block.columns[Columns.WEIGHTS_VERSION][:, sampled] = self.runner.weights_seq_no
+        terminated, truncated = block.flags[:, sampled]
         if num_slots == block.num_slots:  # the block is the fragment
             columns = block.flat()
             self._block = block.part(num_steps, num_steps + lookback + 1)
         else:
             columns = block.flat(first, first + num_slots)
             self._first += num_steps
-        terminated, truncated = self._flags[:, :num_steps]
-        if self._num_ends and not self._num_failures:
-            self._check_autoreset(terminated | truncated)
-        table = find_chunks(terminated, truncated, self._starts_with_reset)
+        if self._num_ends or self._num_failures or self._num_starting_with_reset:
+            if not self._num_failures:
+                self._check_autoreset(terminated | truncated)
+            table = find_chunks(terminated, truncated, self._starts_with_reset)
+        else:
+            table = ChunkTable.of_whole_rows(self.num_envs, num_steps)
         if request.num_episodes is not None:
             table = table.select(np.arange(len(table.length)) < min(request.num_episodes, table.num_finished))
         start = table.env_index * num_slots + lookback + table.first_step
-        rewards = columns[Columns.REWARDS]
-        steps_before = np.where(table.continues, self._ongoing.steps[table.env_index], 0)
-        batch_lookback = np.minimum(steps_before, lookback)
-        initial_state = None if self._begin_state is None else self._initial_states(table)
-        duration_s = (time.perf_counter() - begin_s) * table.length / max(num_steps, 1)
-        episode_ids = self._ongoing.add_fragment(
-            table, _sums(rewards, start, table.length), begin_s, num_steps, self._finished
-        )
+        returns = _sums(columns[Columns.REWARDS], start, table.length)
+        num_returns = len(finished.returns)
+        episode_ids, t_started = self._ongoing.add_fragment(table, returns, begin_s, num_steps, finished)
         infos = {}
-        for (index, slot), info in self._infos.items():
-            infos[index * num_slots + slot] = info
-        ends = (start + table.length)[: table.num_finished].tolist()
-        for n, end in enumerate(ends if infos else (), len(self._finished.returns) - len(ends)):
-            if (recorded := recorded_return(infos.get(end, {}))) is not None:
-                self._finished.returns[n] = recorded
-        batch = EpisodeBatch(
+        if self._infos:
+            infos = {index * num_slots + slot: info for (index, slot), info in self._infos.items()}
+            ends = (start + table.length)[: table.num_finished].tolist()
+            for n, end in enumerate(ends, num_returns):
+                if (recorded := recorded_return(infos.get(end, {}))) is not None:
+                    finished.returns[n] = recorded
+            self._carried_infos = {
+                (index, slot - num_steps): info
+                for (index, slot), info in self._infos.items()
+                if slot >= num_steps
+            }
+        if request.num_episodes is not None:
+            self.forget()
+        return EpisodeBatch(
             columns=columns,
             start=start,
             length=table.length,
-            lookback=batch_lookback,
-            t_started=steps_before,
+            lookback=np.minimum(t_started, lookback),
+            t_started=t_started,
             terminated=table.terminated,
             truncated=table.truncated,
             env_index=table.env_index,
             episode_ids=episode_ids,
-            initial_state=initial_state,
-            duration_s=duration_s,
+            initial_state=None if self._begin_state is None else self._initial_states(table),
+            duration_s=(time.perf_counter() - begin_s) * table.length / max(num_steps, 1),
             infos=infos,
             observation_space=self._env_to_module.stored_observation_space,
             action_space=self.runner.env.single_action_space,
         )
-        if request.num_episodes is not None:
-            self.forget()
-        else:
-            self._carried_infos = {}
-            for (index, slot), info in self._infos.items():
-                if slot >= num_steps:
-                    self._carried_infos[index, slot - num_steps] = info
-        return batch
 
     # -- off the hot path ----------------------------------------------------------------------
 
@@ -442,18 +433,19 @@ class RowsSampler(Sampler):
 
     def _mark_failures(self) -> None:
         """Truncate the episodes of recreated envs before this step, which becomes a reset."""
-        step = self._num_steps
+        step, slot = self._num_steps, self._first_slot + self._num_steps
         failed = np.zeros(self.num_envs, np.bool_)
         failed[self._source.failed] = True
         for index in np.flatnonzero(failed & ~self._needs_reset).tolist():
             self._num_failures += 1
             if step == 0:
+                self._starts_with_reset = self._starts_with_reset.copy()
                 self._starts_with_reset[index] = True
                 self._ongoing.close(index, self._finished)
                 continue
-            self._truncated[step - 1, index] = True
+            self._truncated[slot - 1, index] = True
             was_resetting = (
-                self._starts_with_reset[index] if step == 1 else self._flags[:, step - 2, index].any()
+                self._starts_with_reset[index] if step == 1 else self._block.flags[:, slot - 2, index].any()
             )
             self._num_ends += not was_resetting
         self._needs_reset = self._needs_reset | failed
@@ -499,13 +491,18 @@ def _sums(values: NDArray[Any], start: NDArray[np.int64], length: NDArray[np.int
 Writer = Callable[[int, Any], None]
 
 
-@dataclass
 class ColumnBlock:
-    """Columns by name, each a tree of arrays ``[num_envs, num_slots, ...]``."""
+    """Columns by name, each a tree of arrays ``[num_envs, num_slots, ...]``.
 
-    num_envs: int
-    num_slots: int
-    columns: dict[str, Any] = field(default_factory=dict)
+    Attributes:
+        flags: bool ``[2, num_slots, num_envs]``: terminated and truncated.
+    """
+
+    def __init__(self, num_envs: int, num_slots: int) -> None:
+        self.num_envs = num_envs
+        self.num_slots = num_slots
+        self.columns: dict[str, Any] = {}
+        self.flags: BoolArray = np.zeros((2, num_slots, num_envs), np.bool_)
 
     def writer(self, name: str, example: object = None) -> Writer:
         """Return ``write(slot, values)`` for values ``[num_envs, ...]`` of a column.
@@ -560,6 +557,7 @@ class ColumnBlock:
 
         for name, column in self.columns.items():
             part.columns[name] = tree_map(cut, column)
+        part.flags[:, : end - begin] = self.flags[:, begin:end]
         return part
 
     def flat(self, begin: int = 0, end: int | None = None) -> dict[str, Any]:
@@ -594,6 +592,14 @@ class ChunkTable:
     continues: NDArray[np.bool_]
     num_finished: int
 
+    @classmethod
+    def of_whole_rows(cls, num_envs: int, num_steps: int) -> ChunkTable:
+        """Return the table of a fragment in which all episodes go on, from its begin to its end."""
+        zeros = np.zeros(num_envs, np.int64)
+        terminated, truncated = np.zeros((2, num_envs), np.bool_)
+        continues = np.ones(num_envs, np.bool_)
+        return cls(np.arange(num_envs), zeros, zeros + num_steps, terminated, truncated, continues, 0)
+
     def select(self, mask: NDArray[np.bool_]) -> ChunkTable:
         """Return the chunks where ``mask`` is True."""
         return ChunkTable(
@@ -622,11 +628,6 @@ def find_chunks(
     """
     num_steps, num_envs = terminated.shape
     done = terminated | truncated
-    if not done.any():
-        none = np.zeros(num_envs, np.bool_)
-        begin = starts_with_reset.astype(np.int64)
-        table = ChunkTable(np.arange(num_envs), begin, num_steps - begin, none, none, ~starts_with_reset, 0)
-        return table if num_steps > 1 or not begin.any() else table.select(table.length > 0)
     # (step, env) of every episode end, sorted by step, then env
     end_step, end_env = np.nonzero(done)
     # The same, sorted by env, then step, so that consecutive ends of one env are neighbors.
@@ -695,7 +696,7 @@ class OngoingEpisodes:
         begin_s: float,
         num_steps: int,
         finished: FinishedEpisodes,
-    ) -> list[str]:
+    ) -> tuple[list[str], NDArray[np.int64]]:
         """Add a fragment's chunks.
 
         Args:
@@ -706,17 +707,18 @@ class OngoingEpisodes:
             finished: Receives the ended episodes.
 
         Returns:
-            The episode id of each chunk.
+            The episode id of each chunk, and its first time step.
         """
         if not table.num_finished and len(table.env_index) == len(self.ids) and table.continues.all():
-            self.steps += table.length
+            t_started, self.steps = self.steps, self.steps + table.length
             self.returns += chunk_returns
-            return list(self.ids)
+            return list(self.ids), t_started
         end_s = time.perf_counter()
         step_s = (end_s - begin_s) / max(num_steps, 1)
         env, continues, num = table.env_index, table.continues, table.num_finished
         total_returns = chunk_returns + np.where(continues, self.returns[env], 0.0)
-        total_steps = table.length + np.where(continues, self.steps[env], 0)
+        t_started = np.where(continues, self.steps[env], 0)
+        total_steps = table.length + t_started
         started_s = np.where(continues, self.started_s[env], begin_s + step_s * table.first_step)
 
         ended_s = begin_s + step_s * (table.first_step[:num] + table.length[:num])
@@ -737,4 +739,4 @@ class OngoingEpisodes:
         self.started_s[open_envs] = started_s[num:]
         open_ids = dict(zip(open_envs.tolist(), ids[num:], strict=True))
         self.ids = [open_ids.get(index) or self._new_id() for index in range(len(self.ids))]
-        return ids
+        return ids, t_started
