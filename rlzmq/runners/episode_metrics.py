@@ -2,7 +2,7 @@
 
 How ``episode_return_mean`` comes about::
 
-    a sampler                sums each chunk's rewards (`sampler.OngoingEpisodes`; with episodes `EpisodeTotals`), and
+    a sampler                sums each chunk's rewards (`OngoingEpisodes`; with episodes `EpisodeTotals`), and
                              adds the returns of ended episodes to `FinishedEpisodes`
     EnvRunner._meta_of       sends these with the fragment, as `FragmentMeta`
     Iterations.add_update    in the driver: passes the fragments' metas to `EpisodeMetrics.add_fragment`, in order
@@ -18,6 +18,9 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypedDict
 
+import numpy as np
+from numpy.typing import NDArray
+
 from rlzmq.core.metrics import MetricsLogger, StageTimers, logged_state
 from rlzmq.core.synonyms import missing_key
 from rlzmq.episodes.bad_values import LARGEST
@@ -26,11 +29,13 @@ from rlzmq.episodes.single_agent_episode import SingleAgentEpisode
 
 __all__ = [
     "HOW_TO_LIMIT",
+    "ChunkTable",
     "EpisodeMetrics",
     "EpisodeResults",
     "EpisodeTotals",
     "FinishedEpisodes",
     "FragmentMeta",
+    "OngoingEpisodes",
     "add_finished",
     "add_fragment_metas",
     "length_of",
@@ -192,6 +197,130 @@ class EpisodeTotals:
         for agent_id, value in returns.items():
             self.agent_returns[agent_id] = self.agent_returns.get(agent_id, 0.0) + value
         self.module_ids.update(module_ids)
+
+
+@dataclass
+class ChunkTable:
+    """Positions of a fragment's chunks: finished ones by (step, env), then ongoing ones by env.
+
+    Attributes:
+        env_index: int64[C].
+        first_step: int64[C], first step, counted from the fragment's begin.
+        length: int64[C], number of steps.
+        terminated, truncated: bool[C].
+        continues: bool[C], whether the chunk's episode began before the fragment.
+        num_finished: Number of chunks that ended their episode.
+    """
+
+    env_index: NDArray[np.int64]
+    first_step: NDArray[np.int64]
+    length: NDArray[np.int64]
+    terminated: NDArray[np.bool_]
+    truncated: NDArray[np.bool_]
+    continues: NDArray[np.bool_]
+    num_finished: int
+
+    @classmethod
+    def of_whole_rows(cls, num_envs: int, num_steps: int) -> ChunkTable:
+        """Return the table of a fragment in which all episodes go on, from its begin to its end."""
+        zeros = np.zeros(num_envs, np.int64)
+        terminated, truncated = np.zeros((2, num_envs), np.bool_)
+        continues = np.ones(num_envs, np.bool_)
+        return cls(np.arange(num_envs), zeros, zeros + num_steps, terminated, truncated, continues, 0)
+
+    def select(self, mask: NDArray[np.bool_]) -> ChunkTable:
+        """Return the chunks where ``mask`` is True."""
+        return ChunkTable(
+            self.env_index[mask],
+            self.first_step[mask],
+            self.length[mask],
+            self.terminated[mask],
+            self.truncated[mask],
+            self.continues[mask],
+            int(mask[: self.num_finished].sum()),
+        )
+
+
+class OngoingEpisodes:
+    """Ids, steps, returns and start times of each env's current episode.
+
+    Args:
+        num_envs: Number of environments; a new episode begins in each one.
+        new_id: Creates episode ids.
+
+    Attributes:
+        ids: Episode id per env.
+        steps: int64[N], number of env steps so far.
+        returns: float64[N], sum of rewards so far.
+        started_s: float64[N], start time on the clock of ``time.perf_counter``.
+    """
+
+    def __init__(self, num_envs: int, new_id: Callable[[], str]) -> None:
+        self._new_id = new_id
+        self.ids: list[str] = [new_id() for _ in range(num_envs)]
+        self.steps: NDArray[np.int64] = np.zeros(num_envs, np.int64)
+        self.returns: NDArray[np.float64] = np.zeros(num_envs, np.float64)
+        self.started_s: NDArray[Any] = np.full(num_envs, time.perf_counter())
+
+    def close(self, index: int, finished: FinishedEpisodes) -> None:
+        """End the episode of env ``index`` between two fragments; its chunks have been returned already."""
+        if self.steps[index]:
+            finished.returns.append(float(self.returns[index]))
+            finished.lengths.append(int(self.steps[index]))
+            finished.durations_s.append(time.perf_counter() - float(self.started_s[index]))
+        self.steps[index] = 0
+
+    def add_fragment(
+        self,
+        table: ChunkTable,
+        chunk_returns: NDArray[np.float64],
+        begin_s: float,
+        num_steps: int,
+        finished: FinishedEpisodes,
+    ) -> tuple[list[str], NDArray[np.int64]]:
+        """Add a fragment's chunks.
+
+        Args:
+            table: The chunks.
+            chunk_returns: float64[C].
+            begin_s: Start time of the fragment.
+            num_steps: The fragment's number of vector steps.
+            finished: Receives the ended episodes.
+
+        Returns:
+            The episode id of each chunk, and its first time step.
+        """
+        if not table.num_finished and len(table.env_index) == len(self.ids) and table.continues.all():
+            t_started, self.steps = self.steps, self.steps + table.length
+            self.returns += chunk_returns
+            return list(self.ids), t_started
+        end_s = time.perf_counter()
+        step_s = (end_s - begin_s) / max(num_steps, 1)
+        env, continues, num = table.env_index, table.continues, table.num_finished
+        total_returns = chunk_returns + np.where(continues, self.returns[env], 0.0)
+        t_started = np.where(continues, self.steps[env], 0)
+        total_steps = table.length + t_started
+        started_s = np.where(continues, self.started_s[env], begin_s + step_s * table.first_step)
+
+        ended_s = begin_s + step_s * (table.first_step[:num] + table.length[:num])
+        finished.returns += total_returns[:num].tolist()
+        finished.lengths += total_steps[:num].tolist()
+        finished.durations_s += (ended_s - started_s[:num]).tolist()
+
+        ids = [
+            self.ids[index] if is_continued else self._new_id()
+            for index, is_continued in zip(env.tolist(), continues.tolist(), strict=True)
+        ]
+        self.steps[:] = 0
+        self.returns[:] = 0.0
+        self.started_s[:] = end_s
+        open_envs = env[num:]
+        self.steps[open_envs] = total_steps[num:]
+        self.returns[open_envs] = total_returns[num:]
+        self.started_s[open_envs] = started_s[num:]
+        open_ids = dict(zip(open_envs.tolist(), ids[num:], strict=True))
+        self.ids = [open_ids.get(index) or self._new_id() for index in range(len(self.ids))]
+        return ids, t_started
 
 
 class EpisodeMetrics:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import gymnasium as gym
 import numpy as np
@@ -32,9 +32,6 @@ from rlzmq.runners.env_runner import EnvRunner
 from rlzmq.runners.episode_sampler import EpisodeSampler
 from rlzmq.runners.module_step import to_numpy
 from rlzmq.runners.sampler import RowsSampler, Sampler
-
-if TYPE_CHECKING:
-    from rlzmq.runners.env_runner import EnvRunner
 
 __all__ = ["AgentsStepper", "MultiAgentEnvRunner", "SingleAgentEnvRunner", "VectorStepper", "make_env_runner"]
 
