@@ -178,7 +178,6 @@ class Sampler(abc.ABC):
                 self._num_env_steps,
                 waited_s,
                 HOW_TO_LIMIT,
-                ChunkTable,
             )
 
     # -- defined by subclasses -----------------------------------------------------------------
