@@ -84,6 +84,8 @@ class BatchSource(ABC):
     """
     divides_by_module: bool = False
     """Whether steps are stored by module, so that `set_modules` is called."""
+    uses_priorities: bool = False
+    """Whether steps are drawn by priority, so that `update_priorities` is called."""
 
     def __init__(self) -> None:
         self.source_id: str = uuid.uuid4().hex
@@ -146,7 +148,7 @@ class BatchSource(ABC):
         return {}
 
     def update_priorities(self, module_id: str, td_errors: object, keys: object) -> None:  # noqa: B027
-        """Update the priorities of a module's drawn steps. Ignored by sources that do not draw by priority.
+        """Update the priorities of a module's drawn steps.
 
         Args:
             module_id: The module's id.

@@ -44,7 +44,6 @@ from rlzmq.core.checkpoint import Checkpointable
 from rlzmq.core.metrics import MetricsLogger
 from rlzmq.core.names import ALL_MODULES, LEARNER_PATH, NUM_ENV_STEPS_SAMPLED_LIFETIME
 from rlzmq.core.signatures import TellsUncalled, check_takes
-from rlzmq.core.update_plan import derive_seed
 from rlzmq.episodes.columns import DEFAULT_MODULE_ID
 from rlzmq.episodes.episode_batch import num_env_steps_of
 from rlzmq.learners.batches import BatchSource, FreshBatch, MinibatchIterator, TrainBatch, TrainBatchBuilder
@@ -250,7 +249,7 @@ class Learner(TellsUncalled, Checkpointable):
         """Train on batches, each of which is made when it is asked for: an update in the order of its hooks."""
         report, ranks, self.timesteps = self.report, self.ranks, timesteps
         report.begin(ranks.waited_s)
-        with self._running(), self.snapshot.undone_on_error():
+        with self._running(), self.snapshot:
             self.before_gradient_based_update(timesteps=timesteps)
             for train_batch in report.timed(train_batches):
                 for minibatch in self._minibatches_of(train_batch, options):
@@ -312,11 +311,10 @@ class Learner(TellsUncalled, Checkpointable):
             num_batches = min(self.ranks.gather(num_batches))
         if num_batches > 1:
             self.snapshot.complete()
-        rng = np.random.default_rng(derive_seed(self.seed, "source", self.ranks.rank, self.weights_seq_no))
         # The estimator's forward pass can serve the loss, too, if nothing happens in between.
         is_one_pass = options == _Options(shuffle=options.shuffle) and self._compiler is None
         keeps_forward = is_one_pass and type(self).forward_train is Learner.forward_train
-        for batch in source.batches(num_batches, rng):
+        for batch in source.batches(num_batches, self.ranks.rng):
             yield self.prepare(batch, keeps_forward=keeps_forward)
 
     def prepare(self, episodes: Any, *, keeps_forward: bool = False) -> TrainBatch:
@@ -341,13 +339,10 @@ class Learner(TellsUncalled, Checkpointable):
             if not (is_known and self.should_module_be_updated(module_id, train_batch.columns)):
                 train_batch.drop(module_id)
         report = self.report
-        index = [report.num_batches] if report.num_batches else []
         minibatches = MinibatchIterator(
             train_batch.columns,
             **options._asdict(),
-            seed=derive_seed(self.seed, "minibatch", self.ranks.rank, self.weights_seq_no, *index)
-            if options.shuffle
-            else 0,
+            seed=self.ranks.rng.bit_generator.random_raw() if options.shuffle else 0,
             timesteps=train_batch.num_module_steps,
             device=self.device,
         )
@@ -908,8 +903,10 @@ class Learner(TellsUncalled, Checkpointable):
         if self.device.type == "cuda":
             generators.append(torch.cuda.default_generators[self.device.index or 0])
         before = [*map(torch.Generator.get_state, generators)]
+        self.ranks.begin_random_numbers()
+        seed = self.ranks.rng.bit_generator.random_raw()
         for generator in generators:
-            generator.manual_seed(derive_seed(self.seed, "learner", self.ranks.rank, self.weights_seq_no))
+            generator.manual_seed(seed)
         precision = nullcontext() if self._precision is None else self._precision.on(self.module)
         try:
             with self.ranks.torch_threads(), precision:

@@ -102,7 +102,7 @@ class Optimizers:
                 f"The loss of {', '.join(map(repr, losses))} depends on no trainable parameter: was it "
                 "computed under torch.no_grad(), from detached tensors, or from the batch alone?"
             )
-        total.backward()
+        torch.autograd.backward((total,))
 
     def gradients(self, module_ids: Iterable[str]) -> dict[Tensor, Tensor]:
         """Return parameter → gradient, for the parameters of these modules that have one."""

@@ -16,8 +16,7 @@ import statistics
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import msgpack  # type: ignore[import-untyped]
 import numpy as np
@@ -27,6 +26,7 @@ from torch import nn
 from rlzmq.core import faults
 from rlzmq.core.plain import from_plain, to_plain
 from rlzmq.core.process import num_usable_cores
+from rlzmq.core.update_plan import derive_seed
 from rlzmq.learners.distributed import GradientAverage, RankGroup
 from rlzmq.modules.weights import has_convolutions
 
@@ -53,8 +53,7 @@ COMPARE_EVERY_UPDATES = 100
 _NUM_MEASURED_UPDATES = 6
 
 
-@dataclass(frozen=True)
-class UpdateAgreement:
+class UpdateAgreement(NamedTuple):
     """The plan of an update, agreed by all ranks.
 
     Attributes:
@@ -77,6 +76,7 @@ class _Learner(Protocol):
     config: BaseConfig
     module: Any
     device: torch.device
+    seed: int
     weights_seq_no: int
 
     def get_state(self, *, not_components: str) -> dict[str, Any]: ...
@@ -96,6 +96,7 @@ class Ranks:
 
     Attributes:
         group: The RankGroup; None for a single learner.
+        rng: An update's random numbers, which follow from the run's seed, the rank, and the version of the weights.
         num_divergences: How often the ranks held different weights; see `mend_divergence`.
         num_passes: Number of minibatches that went through the loss on this rank, successfully or not.
     """
@@ -110,6 +111,11 @@ class Ranks:
         self._average: GradientAverage | None = None
         self._speedups: list[float] = []  # in the first updates
         self._num_threads: int | None = None  # with torch_num_threads="auto"
+        self.rng: np.random.Generator = np.random.Generator(np.random.PCG64(0))
+        self._stream: tuple[tuple[int, int], Any] = (
+            (-1, -1),
+            {},
+        )  # seed and rank, and where their numbers begin
 
     def join(
         self,
@@ -176,6 +182,16 @@ class Ranks:
             self._average.close()
             self._average = None
         self._num_threads = None
+
+    def begin_random_numbers(self) -> None:
+        """Move `rng` to the numbers of the next update."""
+        place = self._learner.seed, self.rank
+        if place != self._stream[0]:
+            self._stream = place, np.random.PCG64(derive_seed(place[0], "learner", self.rank)).state
+        # A new generator for each update would take longer than a small update's draws.
+        bits: Any = self.rng.bit_generator
+        bits.state = self._stream[1]
+        bits.advance(self._learner.weights_seq_no << 64)
 
     def torch_threads(self) -> AbstractContextManager[None]:
         """Use ``config.torch_num_threads`` torch threads in the block."""

@@ -123,6 +123,7 @@ class EpisodeReplay(BatchSource):
         self.batch_size = batch_size
         self.burn_ins: Mapping[str, BurnIn] = {}
         self.divides_by_module = buffer.divides_by_module
+        self.uses_priorities = buffer.uses_priorities
         self.options = options
         self._beta = Schedule(options["beta"], "beta") if "beta" in options else None
         self.progress: ReplayRatio = ReplayRatio(train_ratio, warm_up)
@@ -192,10 +193,9 @@ class EpisodeReplay(BatchSource):
         return self.buffer.get_metrics()
 
     def update_priorities(self, module_id: str, td_errors: Any, keys: Any) -> None:
-        if self.buffer.uses_priorities:
-            td_errors, keys = as_numpy(td_errors), as_numpy(keys)
-            is_finite = np.isfinite(td_errors)
-            self.buffer.of_module(module_id).update_priorities(td_errors[is_finite], keys[is_finite])
+        td_errors, keys = as_numpy(td_errors), as_numpy(keys)
+        is_finite = np.isfinite(td_errors)
+        self.buffer.of_module(module_id).update_priorities(td_errors[is_finite], keys[is_finite])
 
     def checkpoint(self) -> Any:
         self.buffer.mark()
@@ -372,17 +372,20 @@ class ReplayLearner(TargetNetworkLearner):
             return torch.full(rewards.shape[:1], least, device=rewards.device)
         return torch.randint(least, most + 1, rewards.shape[:1], device=rewards.device)
 
-    def note_td_errors(self, module_id: str, batch: Mapping[str, Any], td_errors_B: Tensor) -> None:
+    def note_td_errors(
+        self, module_id: str, batch: Mapping[str, Any], td_errors_B: Tensor | Callable[[], Tensor]
+    ) -> None:
         """Set the TD errors of a module's rows, float [B], which become priorities if the minibatch's step is taken.
 
-        Of sequences, they are those of the trained steps, in the order of ``loss_mask``.
+        A function that returns them is called if the buffer has priorities. Of sequences, they are those of the trained
+        steps, in the order of ``loss_mask``.
         """
-        keys_B, td_errors_B = (
-            batch.get(REPLAY_KEY),
-            td_errors_B.detach(),
-        )  # absent in batches made by the user
+        if not self.source.uses_priorities:
+            return
+        td_errors_B = (td_errors_B() if callable(td_errors_B) else td_errors_B).detach()
+        keys_B = batch.get(REPLAY_KEY)  # absent in batches made by the user
         if (mask := batch.get(Columns.LOSS_MASK)) is not None:
-            keys_B = batch.get("priority_key")  # absent if sequences are drawn uniformly
+            keys_B = batch.get("priority_key")
             if keys_B is not None:
                 keys_B = keys_B[:, 0]
                 td_errors_B = sequence_priorities(td_errors_B, mask)

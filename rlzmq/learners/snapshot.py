@@ -5,8 +5,7 @@ from __future__ import annotations
 import copy
 import hashlib
 import math
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from operator import is_
 from typing import Any, ClassVar, Protocol
 
@@ -54,9 +53,14 @@ class _Learner(ReportedLearner, Protocol):
 class Snapshot:
     """The state of a learner: modules, optimizers, counters, metrics, source, and what a subclass adds.
 
-    It is copied before each update, so that an update is applied completely or not at all. If a peer dies during the
-    update, the survivors return to the weights that all of them had, and the update's data can be trained again. The
-    next update reuses the memory of the copies.
+    As a context, it restores weights, optimizers, counters, metrics and source if the block, an update, raises: an
+    update is applied completely or not at all. If a peer dies during the update, the survivors return to the weights
+    that all of them had, and the update's data can be trained again. If the error arose on this rank (e.g. in a loss),
+    the rank also leaves the group, so that its peers fail at once instead of waiting.
+
+    Forward passes change only buffers, which are copied at the beginning. Weights and optimizers are copied by
+    `complete`. If an interrupt comes after the only optimizer step of an update, before which that was not called, the
+    step stays taken. The next update reuses the memory of the copies.
 
     Args:
         learner: The learner.
@@ -71,39 +75,31 @@ class Snapshot:
         # Each optimizer with its state: parameters and their values.
         self._optimizers: list[tuple[Optimizer, list[tuple[Any, dict[str, Any]]]]] = []
         self._is_complete = False
+        self._before: tuple[int, dict[str, Any], Any, dict[str, Any]] = (0, {}, {}, {})
         self._of_source: Any = None
 
     # -- updates -------------------------------------------------------------------------------------
 
-    @contextmanager
-    def undone_on_error(self) -> Iterator[None]:
-        """Restore weights, optimizers, counters, metrics and source if the block raises.
-
-        Forward passes change only buffers, which are copied here. Weights and optimizers are copied by `complete`. If
-        an interrupt comes after the only optimizer step of an update, before which that was not called, the step stays
-        taken. If the error arose on this rank (e.g. in a loss), the rank also leaves the group, so that its peers fail
-        at once instead of waiting.
-        """
+    def __enter__(self) -> None:
         learner = self._learner
         self._parameters, buffers = self._tensors.of(learner.module.values())
         self._buffers.take(buffers)
         self._is_complete = False
-        version, counters, extra = learner.weights_seq_no, self._counters(), learner.get_extra_state()
         metrics = learner.metrics.get_state() if learner.metrics else {}
+        self._before = learner.weights_seq_no, self._counters(), metrics, learner.get_extra_state()
         self._of_source = learner.source.checkpoint()
-        try:
-            yield
-        except BaseException as error:
-            self.undo_steps()
-            learner.weights_seq_no = version
-            self._set_counters(counters)
-            learner.metrics.set_state(metrics)
-            learner.set_extra_state(extra)
-            if learner.ranks.group is not None and not isinstance(
-                error, (PeerLostError, DesynchronizedError)
-            ):
-                learner.ranks.leave()
-            raise
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if error is None:
+            return
+        learner = self._learner
+        self.undo_steps()
+        learner.weights_seq_no, counters, metrics, extra = self._before
+        self._set_counters(counters)
+        learner.metrics.set_state(metrics)
+        learner.set_extra_state(extra)
+        if learner.ranks.group is not None and not isinstance(error, (PeerLostError, DesynchronizedError)):
+            learner.ranks.leave()
 
     def complete(self) -> None:
         """Copy weights and optimizer states, once per update: before its first step, if anything may undo that step."""

@@ -273,7 +273,8 @@ class StepStore:
         """Return the slots of `num` steps, drawn with replacement."""
         if self.tree is not None:
             return self.tree.draw(num, rng)
-        slots: IntArray = self._steps[rng.integers(self.num_steps, size=num)]
+        # Faster than rng.integers, and as good for any number of steps that memory can hold.
+        slots: IntArray = self._steps[(rng.random(num) * self.num_steps).astype(np.int64)]
         return slots
 
     def ordered_slots(self) -> tuple[list[Stretch], IntArray]:
@@ -722,7 +723,7 @@ class Transitions(EpisodeBatch):
         return slots
 
     def rows(self, *, next_observations: bool) -> dict[str, Any]:
-        """Return the columns of a train batch, trees of arrays ``[K, ...]``.
+        """Return the columns of a train batch, trees of arrays ``[K, ...]``; rewards as float32.
 
         Args:
             next_observations: Whether to include ``new_obs``.
@@ -739,6 +740,7 @@ class Transitions(EpisodeBatch):
         obs = store.columns[Columns.OBS]
         rows = {
             **values,
+            Columns.REWARDS: values[Columns.REWARDS].astype(np.float32, copy=False),
             Columns.OBS: tree_rows(obs, starts),
             Columns.ACTIONS: tree_rows(store.columns[Columns.ACTIONS], starts),
             Columns.TERMINATEDS: store.terminated[last],

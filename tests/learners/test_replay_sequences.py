@@ -161,7 +161,7 @@ def test_sequences_have_the_priorities_of_r2d2() -> None:
     del learner.note_td_errors
     learner.compute_loss_for_module(**options)
     _, priorities = learner._td_errors["default_policy"]
-    errors, first = noted["errors"].abs().numpy(), 0
+    errors, first = noted["errors"]().numpy(), 0
     for c, mask in enumerate(columns[Columns.LOSS_MASK].numpy()):
         mine = errors[first : first + mask.sum()]
         first += mask.sum()
@@ -187,7 +187,7 @@ def test_a_run_never_begins_a_sequence_in_mid_episode_without_a_state(burn_in_le
     assert is_zero.any()
     mask = batch.columns[Columns.LOSS_MASK][batch.step_slots()]
     num_trained = np.bincount(batch.step_chunks()[mask], minlength=len(batch))
-    assert num_trained.mean() > 0.95 * (8 - burn_in_len)
+    assert num_trained.mean() > 0.9 * (8 - burn_in_len)
 
 
 def learner_with_steps(*episodes: SingleAgentEpisode, **settings: Any) -> Any:
@@ -246,7 +246,7 @@ def test_the_loss_is_that_of_lstms_unrolled_by_hand(double_q: bool, n_step: int)
         for t in np.flatnonzero(mask).tolist():
             end = min(t + n_step, len(one))
             best = (online if double_q else target)[end].argmax()
-            y = sum(GAMMA**k * float(one.get_rewards(t + k)) for k in range(end - t))
+            y = torch.tensor(sum(GAMMA**k * float(one.get_rewards(t + k)) for k in range(end - t)))
             if not (one.is_terminated and end == len(one)):
                 y += GAMMA ** (end - t) * target[end, best]
             losses.append(functional.mse_loss(online[t, int(one.get_actions(t))], y))

@@ -67,8 +67,11 @@ def quantile_critic_loss(
     of_errors_BCQK = error_loss(errors_BCQK, torch.zeros_like(errors_BCQK), kind)
     slopes_BCQK = (fractions_Q[:, None] - (errors_BCQK < 0.0).float()).abs()
     losses_BC = (slopes_BCQK * of_errors_BCQK).mean((-2, -1))
-    td_errors_B = (q_BCQ.mean((1, 2)) - targets_BK.mean(-1)).abs().detach()
-    return CriticLoss((weights_B[:, None] * losses_BC).mean(0), td_errors_B)
+    values_BCQ = q_BCQ.detach()
+    return CriticLoss(
+        (weights_B[:, None] * losses_BC).mean(0),
+        lambda: (values_BCQ.mean((1, 2)) - targets_BK.mean(-1)).abs(),
+    )
 
 
 class DefaultTQCModule(DefaultSACModule):
