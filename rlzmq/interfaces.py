@@ -40,7 +40,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
-    from rlzmq.driver.updates import Accounting, UpdateResult
+    from rlzmq.driver.updates import Accounting, Sampled, UpdateResult
     from rlzmq.runners.env_runner import SampleRequest
 
 __all__ = ["Batch", "Env", "Learner", "Module", "Pipeline", "Sampler", "UpdatePipeline"]
@@ -144,20 +144,20 @@ class UpdatePipeline(Protocol):
     bottleneck: str
     """What limits the run's speed, for observers."""
 
-    async def start(self) -> None:
-        """Give the runners their first weights."""
+    async def sample(self) -> Sampled:
+        """Sample a batch; or let runners sample, whose batch goes to the learners directly."""
 
-    async def run_update(self) -> UpdateResult:
-        """Return when an update is committed and its weights are published."""
+    async def update(self, sampled: Sampled) -> UpdateResult:
+        """Train on the batch; return once its update is committed."""
+
+    async def publish(self, update: UpdateResult) -> None:
+        """Give the runners the new weights, and what connectors have learned from the batch."""
 
     def take_learner_results(self) -> list[list[dict[str, Any]]]:
         """Return the learners' results since the last call, by update and rank; a rank that died has lost its own."""
 
-    async def settle(self) -> list[UpdateResult]:
-        """Wait until no update is open; return those that ran ahead of `run_update`."""
-
-    def give_up_updates(self) -> None:
-        """Stop waiting for open updates, since the run ends."""
+    async def drain(self, *, gives_up: bool = False) -> list[UpdateResult]:
+        """Wait until no update is open, or give them up, since the run ends; return those that ran ahead, published."""
 
     async def restart(self) -> None:
         """Go on from the learners' state, which was replaced."""

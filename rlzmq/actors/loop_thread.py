@@ -66,7 +66,7 @@ async def _in_thread_of(inbox: _Inbox, function: Callable[[], T]) -> T:
     loop = asyncio.get_running_loop()
     done: asyncio.Future[T] = loop.create_future()
 
-    def settle(result: Any, error: BaseException | None) -> None:
+    def resolve(result: Any, error: BaseException | None) -> None:
         if done.cancelled():
             return
         if error is None:
@@ -79,9 +79,9 @@ async def _in_thread_of(inbox: _Inbox, function: Callable[[], T]) -> T:
             with user_errors():
                 result = function()
         except Exception as error:
-            loop.call_soon_threadsafe(settle, None, error)
+            loop.call_soon_threadsafe(resolve, None, error)
         else:
-            loop.call_soon_threadsafe(settle, result, None)
+            loop.call_soon_threadsafe(resolve, result, None)
 
     inbox.put(job)
     return await done

@@ -125,11 +125,7 @@ class ActorSystem:
         ...     batches = await asyncio.gather(*(r.sample(num_episodes=3) for r in runners))
     """
 
-    def __init__(
-        self,
-        *,
-        max_message_bytes: int = _MAX_MESSAGE_BYTES,
-    ) -> None:
+    def __init__(self, *, max_message_bytes: int = _MAX_MESSAGE_BYTES) -> None:
         self._max_message_bytes = max_message_bytes
         self._links: dict[str, ProcessLink] = {}  # by routing id
         self._watched: list[Watched] = []
@@ -334,8 +330,11 @@ class ActorSystem:
 
     async def _overdue(self, link: ProcessLink | LocalLink, deadline_s: float) -> DeadlineError:
         """Kill an actor whose constructor does not return; return the error with the stacks of its threads."""
-        text = f"actor {link.role!r} ({link.class_name}, pid {link.pid}) was not ready within "
-        text += f"{deadline_s:g} s and was killed"
+        text = (
+            f"actor {link.role!r} ({link.class_name}, pid {link.pid}) was not ready within {deadline_s:g} s and was "
+            "killed; if its constructor really takes longer, raise deadline_s (in a config's fault_tolerance: "
+            "process_start_timeout_s, or env_reset_timeout_s)"
+        )
         link.kill_hanging("")
         lines = (await asyncio.shield(link.exited)).stderr_lines
         stacks = "".join(["; its last stderr lines:", *(f"\n  {line}" for line in lines)]) if lines else ""

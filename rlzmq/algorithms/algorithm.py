@@ -1,6 +1,6 @@
 """Algorithm: the synchronous interface of a run.
 
-train ─► AsyncAlgorithm.train ─► training_step ─► UpdatePipeline.run_update: sample, update, publish
+train ─► AsyncAlgorithm.train ─► training_step: sample, update, publish
 """
 
 from __future__ import annotations

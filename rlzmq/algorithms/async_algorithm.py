@@ -221,10 +221,13 @@ class AsyncAlgorithm:
         An override may use ``await self.env_runner_group.sample(…)``, ``await self.learner_group.update(episodes=…)``
         and ``await self.sync_weights()``. It returns None and reports through `self.metrics`.
         """
-        session = self.session
-        if session.learner_group.is_changed:
-            await session.restart()
-        self._iterations.add_update(await session.pipeline.run_update())
+        pipeline = self.session.pipeline
+        if self.session.learner_group.is_changed:
+            await self.session.restart()
+        batch = await pipeline.sample()  # here; or by runners, at most `staleness` batches ahead
+        update = await pipeline.update(batch)  # minibatches, losses, gradients, optimizers
+        await pipeline.publish(update)  # to runners: the new weights and connector states
+        self._iterations.add_update(update)
 
     async def _tell_recreated(self) -> None:
         """Call the callbacks about runners that were replaced in this iteration."""
@@ -298,12 +301,8 @@ class AsyncAlgorithm:
 
     async def sync_weights(self) -> None:
         """Send the learners' current weights to all runners, for custom training steps."""
-        await self.settle()
+        await self._iterations.drain()
         await self.session.sync_weights()
-
-    async def settle(self) -> None:
-        """Wait until no update is in progress. With `staleness` >= 1, updates run ahead of `training_step`."""
-        await self._iterations.settle()
 
     def cut_iteration_short(self) -> None:
         """End the current iteration after the current update, without an evaluation. A signal handler may call this."""
@@ -336,7 +335,7 @@ class AsyncAlgorithm:
         """
         self._check_running()
         with ShortTraceback():
-            await self.settle()
+            await self._iterations.drain()
             return await self._evaluation.run_offline()
 
     # -- parts ----------------------------------------------------------------------------------
@@ -451,7 +450,7 @@ class AsyncAlgorithm:
             In all cases nothing has changed.
         """
         self._check_running()
-        await self.settle()
+        await self._iterations.drain()
         return await self._modules.add(
             module_id,
             module_spec,
@@ -489,7 +488,7 @@ class AsyncAlgorithm:
                 changed.
         """
         self._check_running()
-        await self.settle()
+        await self._iterations.drain()
         return await self._modules.remove(
             module_id,
             places=_chosen(remove_from_learners, remove_from_env_runners, remove_from_eval_env_runners),
@@ -574,7 +573,7 @@ class AsyncAlgorithm:
         """
         self._check_running()
         chosen = chosen_parts(COMPONENTS, components, not_components, whose="an Algorithm's state")
-        await self._iterations.settle()
+        await self._iterations.drain()
         parts = await self.session.get_state(with_replay="learner_group" in chosen)
         if "evaluation" in chosen:
             parts |= await self._evaluation.get_state()
@@ -597,7 +596,7 @@ class AsyncAlgorithm:
         """
         self._check_running()
         parts = to_parts(state)
-        await self._iterations.settle()
+        await self._iterations.drain()
         if "modules" in parts:
             await self._modules.set_state(parts["modules"])
         else:
@@ -722,7 +721,7 @@ class AsyncAlgorithm:
         Returns:
             The checkpoint, in the directory of `keep_checkpoints`, or None if this iteration has none.
         """
-        self.session.pipeline.give_up_updates()
+        await self.session.pipeline.drain(gives_up=True)
         if self.iteration:
             await self._keeper.write_if_possible(within_s)
         newest = self._keeper.newest

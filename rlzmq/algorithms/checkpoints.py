@@ -472,7 +472,7 @@ class CheckpointKeeper:
         if self._is_due(now):
             await self._begin()
         elif self._copy_is_due(now):
-            await self._algorithm.settle()
+            await self._algorithm._iterations.drain()
             await self._algorithm.session.learner_group.get_state()  # keeps a copy
             self._copied_at = now
 

@@ -148,12 +148,12 @@ class Iterations:
         self._num_training_step_calls += 1
         self._timers.add("training_step", seconds)
 
-    async def settle(self) -> None:
+    async def drain(self) -> None:
         """Wait until no update is open, and record the reports of updates that ran ahead of the training steps.
 
         Called before the learners' state is read or replaced.
         """
-        for update in await self._session.pipeline.settle():
+        for update in await self._session.pipeline.drain():
             self.add_update(update)
         for of_ranks in self._session.pipeline.take_learner_results():
             self._learners.add(of_ranks)

@@ -8,21 +8,24 @@ from __future__ import annotations
 import asyncio
 import inspect
 import logging
-from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from rlzmq.config.base_config import BaseConfig
 from rlzmq.core.call_watch import CallWatch
 from rlzmq.core.errors import ConfigurationError
 from rlzmq.core.imports import LazyModule
+from rlzmq.core.plain import NotPlainError
+from rlzmq.core.spaces import space_to_plain
 from rlzmq.core.synonyms import did_you_mean
 from rlzmq.driver.process_config import config_for_runners
-from rlzmq.driver.supervision import Place, Supervisor, env_runner_supervisor, spawn_within
-from rlzmq.driver.updates import ConnectorSync
+from rlzmq.driver.supervision import Place, Supervisor, env_runner_supervisor
 from rlzmq.runners.episode_metrics import FragmentMeta
 from rlzmq.wire.payloads import pack_blob
 
-__all__ = ["AsyncEnvRunnerGroup", "RunnerFunction", "flatten_episodes"]
+__all__ = ["AsyncEnvRunnerGroup", "MergedConnectors", "RunnerFunction", "flatten_episodes"]
 
 
 if TYPE_CHECKING:
@@ -64,7 +67,7 @@ class AsyncEnvRunnerGroup:
         sampled: Metadata of the batches of each `sample` call; whoever counts them empties the list.
         learner_group: The learners of the run; None for a standalone group.
         sync_with_run: Sends the learners' weights to all runners.
-        connector_sync: Merges connector states. It is the run's, or created on first use.
+        merged_connectors: Merges connector states. It is the run's, or created on first use.
     """
 
     config: BaseConfig
@@ -93,7 +96,7 @@ class AsyncEnvRunnerGroup:
         self.sampled: list[list[FragmentMeta]] = []
         self.learner_group: Any = None
         self.sync_with_run: Callable[[], Awaitable[None]] | None = None
-        self.connector_sync: ConnectorSync | None = None
+        self.merged_connectors: MergedConnectors | None = None
         self._in_background: dict[tuple[str | None, int], asyncio.Task[Any]] = {}
         self._env_configs: dict[int, dict[str, Any]] = {}  # by place, if a function has changed it
 
@@ -135,8 +138,7 @@ class AsyncEnvRunnerGroup:
         name = f"{'eval-' if self._is_evaluation else ''}runner-{place.index}"
         # An environment's constructor may take as long as a reset; the runner enforces that limit.
         start_s, reset_s = self.config.process_start_timeout_s, self.config.env_reset_timeout_s
-        timeout_s = start_s + reset_s if start_s and reset_s else 0.0
-        spawn = self._system.spawn(
+        handle = await self._system.spawn(
             _ROLE,
             self._sent_config(),
             self._worker_index(0 if local else place.index + 1),
@@ -145,10 +147,9 @@ class AsyncEnvRunnerGroup:
             place=name,
             name=name,
             in_process=local,
-            deadline_s=timeout_s,
+            deadline_s=start_s + reset_s if start_s and reset_s else 0.0,
             patience=place.patience,
         )
-        handle = await spawn_within(timeout_s, "process_start_timeout_s or env_reset_timeout_s", spawn)
         if self.synced_module_ids is not None:
             await self._change_modules_of(handle)
         return handle
@@ -282,9 +283,12 @@ class AsyncEnvRunnerGroup:
         """Return the connector statistics of every runner since the last call."""
         return await self._on_all(lambda handle: handle.get_connector_delta())
 
-    async def begin_again(self, number: int) -> None:
-        """Make every runner begin new episodes (see EnvRunner.begin_again)."""
-        await self._on_all(lambda handle: handle.begin_again(number))
+    async def begin_again(self, number: int, generation: int) -> None:
+        """Make every runner begin new episodes (see EnvRunner.begin_again), under weights of this generation."""
+        if self.local_env_runner is not None:
+            self.local_env_runner.begin_again(number)
+        else:
+            await self._on_all(lambda handle: handle.begin_again(number, generation))
 
     async def change_modules(self, config: BaseConfig, synced_module_ids: list[str] | None) -> None:
         """Replace the set of modules of every runner (see EnvRunner.change_modules)."""
@@ -559,10 +563,10 @@ class AsyncEnvRunnerGroup:
             env_steps_sampled: Lifetime env steps of all runners, for exploration schedules.
             rl_module_state: Weights, see `set_module_states`.
         """
-        sync = self.connector_sync
+        sync = self.merged_connectors
         if sync is None:
             single = self.config.single_spaces()
-            sync = self.connector_sync = ConnectorSync(
+            sync = self.merged_connectors = MergedConnectors(
                 self.config, {"__env_single__": single, "__env__": single}
             )
         if sync.is_needed:
@@ -632,3 +636,87 @@ def _one_for_each(func: RunnerFunction | Sequence[RunnerFunction], num: int) -> 
             f"foreach_env_runner: expected {num} functions, one for each runner, got {len(functions)}."
         )
     return functions
+
+
+_CONNECTORS = ("env_to_module_connector", "module_to_env_connector")
+
+
+class MergedConnectors:
+    """The statistics of connector pieces (running means, …), merged over all runners.
+
+    Args:
+        config: Source of the runners' connectors.
+        spaces: ``{"__env_single__": (obs, act), …}``.
+
+    Attributes:
+        is_needed: Whether any piece has such state. If not, nothing is merged or sent.
+    """
+
+    def __init__(self, config: BaseConfig, spaces: Mapping[str, Any]) -> None:
+        self.spaces = spaces
+        env_to_module = config.build_env_to_module_connector(env=None, spaces=spaces)
+        module_to_env = config.build_module_to_env_connector(env=None, spaces=spaces)
+        self._pipelines = dict(zip(_CONNECTORS, (env_to_module, module_to_env), strict=True))
+        self._lets_envs_stray = config.disable_env_checking
+        self._merges = config.merge_env_runner_states is not False
+        pieces = [piece for p in self._pipelines.values() for piece in p.flat]
+        self.is_needed: bool = self._merges and any(piece.has_delta for piece in pieces)
+
+    @property
+    def stores_module_outputs(self) -> bool:
+        """Whether episodes store the modules' outputs unchanged; custom module-to-env pieces may change them."""
+        return bool(self._pipelines["module_to_env_connector"].on_rows)
+
+    def stored_observation_space(self) -> Any:
+        """Return the space of the observations in runners' episodes, as plain data.
+
+        None if it cannot be determined, or if the config lets envs violate their spaces.
+        """
+        pipeline = self._pipelines["env_to_module_connector"]
+        if not pipeline.on_rows or self._lets_envs_stray:
+            return None
+        try:
+            return space_to_plain(pipeline.stored_observation_space)
+        except NotPlainError:  # a custom space class
+            return None
+
+    def merge(self, deltas: Iterable[Mapping[str, Any] | None]) -> dict[str, Any] | None:
+        """Merge the results of runners' `get_connector_delta`.
+
+        Returns:
+            The merged state for every runner's `set_connector_state`; None if no piece has state.
+        """
+        if not self.is_needed:
+            return None
+        listed = []
+        for delta in deltas:
+            if delta and not _is_finite(delta):
+                _log.warning("a runner's connector state holds NaN or infinity: ignored")
+            elif delta:
+                listed.append(delta)
+        for name, pipeline in self._pipelines.items():
+            mine = [delta[name] for delta in listed if delta.get(name)]
+            if mine:
+                pipeline.merge_deltas(mine)
+        return self.get_state()
+
+    def get_state(self) -> dict[str, Any]:
+        """Return the merged state by pipeline."""
+        return {name: state for name, p in self._pipelines.items() if (state := p.get_state())}
+
+    def set_state(self, state: Mapping[str, Any]) -> None:
+        """Load a state from `get_state`, e.g. from a checkpoint."""
+        for name, pipeline in self._pipelines.items():
+            pipeline.reset_state()
+            if state.get(name):
+                pipeline.set_state(state[name])
+
+
+def _is_finite(delta: object) -> bool:
+    if isinstance(delta, Mapping):
+        return all(map(_is_finite, delta.values()))
+    if isinstance(delta, (list, tuple)):
+        return all(map(_is_finite, delta))
+    if isinstance(delta, float) or (isinstance(delta, np.ndarray) and delta.dtype.kind == "f"):
+        return bool(np.isfinite(delta).all())
+    return True

@@ -14,7 +14,7 @@ from rlzmq.core.imports import LazyModule
 from rlzmq.core.names import LEARNER_PATH
 from rlzmq.driver.formation import LEARNER_ROLE, LearnerFormation, form_group
 from rlzmq.driver.process_config import config_for_learners, weights_to_load
-from rlzmq.driver.supervision import Place, Supervisor, spawn_within
+from rlzmq.driver.supervision import Place, Supervisor
 from rlzmq.episodes.episode_batch import num_env_steps_of
 from rlzmq.modules.saving import read_module_states
 from rlzmq.replay.replay_buffer import divide_states
@@ -187,8 +187,7 @@ class AsyncLearnerGroup:
             self._system.watch(handle, place.patience, is_spared)
             return handle
         local = self.config.num_learners == 0
-        timeout_s = self.config.process_start_timeout_s
-        spawn = self._system.spawn(
+        handle = await self._system.spawn(
             LEARNER_ROLE,
             self.config if local else config_for_learners(self.config),
             self.module_spec,
@@ -198,11 +197,10 @@ class AsyncLearnerGroup:
             is_local=local,
             name=name,
             in_process=local,
-            deadline_s=timeout_s,
+            deadline_s=self.config.process_start_timeout_s,
             patience=place.patience,
             is_spared=is_spared,
         )
-        handle = await spawn_within(timeout_s, "process_start_timeout_s", spawn)
         if self.synced_module_ids is not None:
             ids = self.synced_module_ids
             await handle.apply(lambda role: role.change_modules(lambda learner: None, ids))

@@ -24,6 +24,7 @@ import sys
 import time
 import traceback
 import uuid
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +35,8 @@ from rlzmq.config.base_config import BaseConfig
 from rlzmq.core import faults
 from rlzmq.core.errors import PeerLostError, StandstillError
 from rlzmq.core.patience import ANSWER_S, HEARTBEAT_S, STEP_S, FairClock, Patience
-from rlzmq.driver.driver_link import DriverLink, MetaCheck, ReportReader
+from rlzmq.driver.async_env_runner_group import MergedConnectors
+from rlzmq.driver.driver_link import DriverLink, MetaCheck, ReportReader, num_left_out
 from rlzmq.driver.join_files import (
     JoinKeys,
     at_host,
@@ -43,8 +45,8 @@ from rlzmq.driver.join_files import (
     pack_config,
     write_join_files,
 )
-from rlzmq.driver.supervision import Place, RunTasks, Supervisor, spawn_within
-from rlzmq.driver.updates import Accounting, ConnectorSync, UpdateResult, num_left_out
+from rlzmq.driver.supervision import Place, RunTasks, Supervisor
+from rlzmq.driver.updates import Accounting, Sampled, UpdateResult
 from rlzmq.protocol.driver_core import Report
 from rlzmq.roles.broker_role import BrokerRole
 from rlzmq.roles.peer_link import new_peer_id, spaces_digest
@@ -61,6 +63,9 @@ class Watchdog:
 
     Args:
         pipeline: The pipeline.
+
+    Attributes:
+        has_tried: Whether broker and learner group were re-formed since the last committed update.
     """
 
     def __init__(self, pipeline: BrokerPipeline) -> None:
@@ -68,7 +73,7 @@ class Watchdog:
         self._clock = FairClock(HEARTBEAT_S)
         self._patience = Patience(2 * STEP_S)
         self._num_moves = -1
-        self._has_tried = False
+        self.has_tried = False
 
     @contextlib.asynccontextmanager
     async def update(self) -> Any:
@@ -77,7 +82,6 @@ class Watchdog:
         task = asyncio.create_task(self._run(), name="watchdog")
         try:
             yield
-            self._has_tried = False
         finally:
             task.cancel()
 
@@ -103,8 +107,8 @@ class Watchdog:
             if not handle.exited.done():
                 with contextlib.suppress(NotImplementedError):  # local actors have no stacks
                     handle.dump_stacks()
-        if not self._has_tried:
-            self._has_tried = True
+        if not self.has_tried:
+            self.has_tried = True
             _log.error("Re-forming broker and learner group, once.")
             self._pipeline.form_again()
             return
@@ -211,8 +215,7 @@ class BrokerProcess:
     async def _spawn(self, place: Place) -> ActorHandle:
         # Peers order brokers by this number, so it must rise even if the wall clock is set back.
         self._incarnation = max(self._incarnation + 1, int(time.time() * 1000))
-        timeout_s = self._config.process_start_timeout_s
-        spawn = self._system.spawn(
+        handle = await self._system.spawn(
             BrokerRole,
             self._run_id,
             {},
@@ -225,10 +228,9 @@ class BrokerProcess:
             trace_path=self._config.trace,
             memory_limit_bytes=self._config.broker_memory_limit_bytes,
             name="broker",
-            deadline_s=timeout_s,
+            deadline_s=self._config.process_start_timeout_s,
             patience=place.patience,
         )
-        handle: ActorHandle = await spawn_within(timeout_s, "process_start_timeout_s", spawn)
         try:
             addresses = await handle.start()
             if self._listen is not None:  # later brokers use the ports of this one
@@ -249,6 +251,7 @@ class BrokerPipeline(RunTasks):
         system: The ActorSystem.
         env_runner_group, learner_group: The groups, started before `start` is called.
         connectors: Merges the runners' connector states.
+        accounting: Account of all env steps so far.
         join_keys: Keys for external peers; None: no such peers.
         control_address: Address for external learners; None: no such learners.
     """
@@ -259,7 +262,8 @@ class BrokerPipeline(RunTasks):
         system: ActorSystem,
         env_runner_group: Any,
         learner_group: Any,
-        connectors: ConnectorSync,
+        connectors: MergedConnectors,
+        accounting: Accounting,
         join_keys: JoinKeys | None = None,
         control_address: str | None = None,
     ) -> None:
@@ -273,11 +277,10 @@ class BrokerPipeline(RunTasks):
         self._driver: DriverLink | None = None
         self._place_of: dict[str, int] = {}
         self._peer_of: dict[int, str] = {}
-        self._connector_version = -1
         self._watchdog = Watchdog(self)
         self._reader = ReportReader(MetaCheck(config, connectors.spaces), self._place_of)
         self._learner_results: list[list[dict[str, Any]]] = []
-        self.accounting: Accounting = Accounting()
+        self.accounting: Accounting = accounting
         self.bottleneck: str = ""
 
     async def start_broker(self) -> None:
@@ -287,7 +290,7 @@ class BrokerPipeline(RunTasks):
 
     async def start(self) -> None:
         """Connect driver, learners and runners to the broker."""
-        version = await self._learner_version()
+        _, version = await self._learners.get_inference_weights()
         is_open = self._config.listen is not None
         self._driver = DriverLink(
             self._run_id,
@@ -298,14 +301,13 @@ class BrokerPipeline(RunTasks):
         )
         await self._driver.start()
         learners = self._learners
-        if self._connectors.is_needed:
-            self._send_connector_state(self._connectors.get_state())
+        await self.publish()
         await asyncio.gather(
             learners.supervisor.prepare_all(self._connect_learner),
             self._runners.supervisor.prepare_all(self._connect_runner),
         )
         await self._register_learners()
-        learners.formation.begin_lineage = self._begin_lineage
+        learners.formation.begin_lineage = partial(self._form, begins_lineage=True)
 
     async def _connect_runner(self, place: Place) -> None:
         index, peer_id, name = place.index, new_peer_id(), f"runner-{place.index}"
@@ -342,10 +344,6 @@ class BrokerPipeline(RunTasks):
 
     def _link(self, name: str, **more: object) -> dict[str, Any]:
         return {"run_id": self._run_id, "name": name, "data_address": self._broker.addresses["data"], **more}
-
-    async def _learner_version(self) -> int:
-        _, version = await self._learners.get_inference_weights()
-        return int(version)
 
     async def _watch(self, handle: ActorHandle) -> None:
         """Watch a runner or a learner until its process ends, and end it if it can no longer work with the broker.
@@ -417,34 +415,58 @@ class BrokerPipeline(RunTasks):
         if self._config.restart_failed_broker:
             self._broker.handle.kill()
 
-    def _send_connector_state(self, state: object) -> None:
-        assert self._driver is not None
-        self._connector_version += 1
-        self._driver.set_connector_state(self._connector_version, state)
+    # -- updates --------------------------------------------------------------------------------
 
-    async def run_update(self) -> UpdateResult:
-        """Run one update; return when it is committed and the broker has the new weights.
+    async def sample(self) -> Sampled:
+        """Open updates, for which the broker lets runners sample until `staleness` + 1 batches are on their way.
+
+        Returns:
+            Nothing: runners send their fragments to the broker, which gives them to the learners.
+        """
+        assert self._driver is not None
+        async with self._watchdog.update():
+            await self.unless_failed(self._learners.formation.admit())
+        plan, driver = self._config.update_plan(), self._driver
+        driver.core.bottleneck = self.bottleneck  # which its heartbeats carry
+        while len(driver.open_reports) < plan.open_updates:
+            driver.open_update(
+                OpenUpdate(
+                    update_id=driver.core.next_update,
+                    steps_per_rank=plan.env_steps_per_rank,
+                    num_ranks=plan.num_ranks,
+                    weights_version=driver.core.next_update,
+                    staleness=plan.staleness,
+                    max_policy_lag=plan.max_policy_lag,
+                    fragment_length=plan.fragment_length,
+                    lease_timeout_s=max(self._config.sample_timeout_s or 60.0, 1.0),
+                    keeps_episodes=plan.keeps_episodes,
+                )
+            )
+        return Sampled([], [])
+
+    async def update(self, sampled: Sampled) -> UpdateResult:
+        """Return the result of the next update, once the learners have trained it and rank 0 has sent the weights.
 
         Raises:
             PeerLostError: A process that the update needs died and will not be replaced.
             Exception: An error raised by the user's code in a runner or learner.
         """
-        start = time.perf_counter()
-        report = None
-        async with self._watchdog.update():
-            while report is None:  # repeat if all learners died and were rolled back
-                await self._open_updates()
-                report = await self._next_report()
-        return self._take(report, time.perf_counter() - start)
+        while (update := await self._next_result()) is None:
+            await self.sample()  # again: all learners died and were rolled back
+        return update
+
+    async def publish(self, update: UpdateResult | None = None) -> None:
+        """Send runners the connector statistics of all fragments; the broker has published the weights."""
+        assert self._driver is not None
+        deltas = (meta.get("connector_delta") for meta in (update.fragments if update else ()))
+        if (state := self._connectors.merge(deltas)) is not None:
+            self._driver.set_connector_state(state)
 
     def _take(self, report: Report, waited_s: float) -> UpdateResult:
-        """Account for a committed update and merge its connector statistics."""
+        """Account for a committed update."""
         update_id = report.report.update_id
         fragments = self._reader.take_new(report)
         metas = [self._reader.open_meta(fragment, meta) for fragment, _, meta in fragments]
-        state = self._connectors.merge(meta.get("connector_delta") for meta in metas)
-        if state is not None:
-            self._send_connector_state(state)
         self._reader.account(report, sum(num_steps for _, num_steps, _ in fragments), self.accounting)
         num_unusable = sum(map(num_left_out, metas))
         self.accounting.add(sampled=num_unusable, dropped={"not_finite": num_unusable})
@@ -491,53 +513,32 @@ class BrokerPipeline(RunTasks):
         # If a batch is smaller than a vector step, its slots are filled with older data by construction.
         return plan.max_policy_lag if plan.num_env_steps >= self._config.num_envs_per_env_runner else -1
 
-    async def _open_updates(self) -> None:
-        """Open updates until as many are open as planned."""
+    async def _next_result(self) -> UpdateResult | None:
+        """Return the result of the first open update; None if the learners were rolled back in the meantime."""
         assert self._driver is not None
-        await self.unless_failed(self._learners.formation.admit())
-        plan, driver = self._config.update_plan(), self._driver
-        driver.core.bottleneck = self.bottleneck  # which its heartbeats carry
-        while len(driver.open_reports) < plan.open_updates:
-            driver.open_update(
-                OpenUpdate(
-                    update_id=driver.core.next_update,
-                    steps_per_rank=plan.env_steps_per_rank,
-                    num_ranks=plan.num_ranks,
-                    weights_version=driver.core.next_update,
-                    staleness=plan.staleness,
-                    max_policy_lag=plan.max_policy_lag,
-                    connector_version=self._connector_version,
-                    fragment_length=plan.fragment_length,
-                    lease_timeout_s=max(self._config.sample_timeout_s or 60.0, 1.0),
-                    keeps_episodes=plan.keeps_episodes,
-                )
-            )
+        start, reports = time.perf_counter(), self._driver.open_reports
+        if not reports:
+            return None
+        update_id, future = next(iter(reports.items()))
+        async with self._watchdog.update():
+            report = await self._first_of(future)
+        if report is None:
+            return None
+        del reports[update_id]
+        self._watchdog.has_tried = False
+        return self._take(report, time.perf_counter() - start)
 
-    async def _next_report(self) -> Report | None:
-        """Return the report of the first open update; None if the learners were rolled back in the meantime."""
+    async def drain(self, *, gives_up: bool = False) -> list[UpdateResult]:
+        """Wait until no update is open, or give them up; return the results of the updates that were open."""
         assert self._driver is not None
-        update_id, future = next(iter(self._driver.open_reports.items()))
-        report = await self._first_of(future)
-        if report is not None:
-            del self._driver.open_reports[update_id]
-        return report
-
-    async def settle(self) -> list[UpdateResult]:
-        """Wait until no update is open; return the reports of the updates that were open."""
-        assert self._driver is not None
-        reports = []
-        while self._driver.open_reports:
-            start = time.perf_counter()
-            async with self._watchdog.update():
-                report = await self._next_report()
-            if report is not None:
-                reports.append(self._take(report, time.perf_counter() - start))
-        return reports
-
-    def give_up_updates(self) -> None:
-        """Stop waiting for open updates, since the run ends."""
-        if self._driver is not None:
+        if gives_up:
             self._driver.give_up_reports()
+        updates = []
+        while self._driver.open_reports:
+            if (update := await self._next_result()) is not None:
+                await self.publish(update)
+                updates.append(update)
+        return updates
 
     async def _first_of(self, future: asyncio.Future[Report]) -> Report | None:
         assert self._driver is not None
@@ -552,7 +553,7 @@ class BrokerPipeline(RunTasks):
         await asyncio.wait(waited, return_when=asyncio.FIRST_COMPLETED)
         if future.done():
             return None if future.cancelled() else future.result()
-        self.give_up_updates()  # a last checkpoint must not wait for them
+        self._driver.give_up_reports()  # a last checkpoint must not wait for them
         for failure in failures:
             if failure.done():
                 failure.result()
@@ -578,12 +579,11 @@ class BrokerPipeline(RunTasks):
         """Continue from the state that was loaded into the learners; what was sampled meanwhile is dropped."""
         await self._register_learners(begins_lineage=True)
 
-    async def _begin_lineage(self, handles: list[Any]) -> bool:
-        """Discard everything in progress on all peers; return False if a rank died."""
-        return await self._form(handles, begins_lineage=True)
-
     async def _form(self, handles: list[Any], *, begins_lineage: bool) -> bool:
-        """Register the ranks of a formed group under the next generation; return False if one died in the meantime."""
+        """Register the ranks of a formed group under the next generation; return False if one died in the meantime.
+
+        If it begins a lineage, everything in progress on all peers is discarded.
+        """
         assert self._driver is not None
         learners, num_ranks = self._learners, len(handles)
         try:
@@ -591,8 +591,7 @@ class BrokerPipeline(RunTasks):
             generation = learners.generation = learners.generation + 1
             if begins_lineage:
                 self._driver.reset(generation, version)
-                if self._connectors.is_needed:
-                    self._send_connector_state(self._connectors.get_state())
+                await self.publish()
             forming = (
                 handle.form(rank, num_ranks, generation, self.accounting.num_consumed, begins_lineage)
                 for rank, handle in enumerate(handles)

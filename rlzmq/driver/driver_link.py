@@ -15,7 +15,8 @@ from rlzmq.config.base_config import BaseConfig
 from rlzmq.core.errors import cut, printable
 from rlzmq.core.metrics import MetricsLogger
 from rlzmq.core.patience import HEARTBEAT_S
-from rlzmq.driver.updates import Accounting, ConnectorSync
+from rlzmq.driver.async_env_runner_group import MergedConnectors
+from rlzmq.driver.updates import Accounting
 from rlzmq.protocol.core import Received
 from rlzmq.protocol.driver_core import DriverCore, Report
 from rlzmq.protocol.ledger import RunnerRecord
@@ -26,11 +27,11 @@ from rlzmq.roles.peer_link import (
     package_version,
 )
 from rlzmq.runners.episode_metrics import EpisodeMetrics, FragmentMeta, add_fragment_metas
-from rlzmq.wire.codec import FragmentId, WireError
+from rlzmq.wire.codec import Buffer, FragmentId, WireError
 from rlzmq.wire.messages import Notice, OpenUpdate, Progress, TraceEvents
 from rlzmq.wire.payloads import pack_blob, unpack_blob
 
-__all__ = ["DriverLink", "MetaCheck", "ReportReader"]
+__all__ = ["DriverLink", "MetaCheck", "ReportReader", "num_left_out"]
 
 
 _log = logging.getLogger("rlzmq.driver")
@@ -46,7 +47,7 @@ class MetaCheck:
         self._is_joinable = config.listen is not None
         if self._is_joinable:
             self._logger = MetricsLogger(stats_cls_lookup=config.custom_stats_cls_lookup)
-            self._connectors = ConnectorSync(config, spaces)
+            self._connectors = MergedConnectors(config, spaces)
 
     def open(self, blob: object, *, is_trusted: bool) -> FragmentMeta:
         """Return the metadata in a fragment's last frame.
@@ -114,8 +115,10 @@ class ReportReader:
             self._reported.pop(key, None)
         return new
 
-    def open_meta(self, fragment: FragmentId, blob: object) -> FragmentMeta:
-        """Return a fragment's metadata; if it is unusable, return only the fragment's size."""
+    def open_meta(self, fragment: FragmentId, blob: Buffer) -> FragmentMeta:
+        """Return a fragment's metadata; {} if it is unusable, or of a lineage that was abandoned."""
+        if not memoryview(blob).nbytes:
+            return {}
         try:
             return self._metas.open(blob, is_trusted=fragment.runner in self._own)
         except ValueError as error:
@@ -144,6 +147,16 @@ class ReportReader:
         lost = max(0, trained + dropped.total() - sampled - accounting.pending)
         self.num_env_steps_without_report += lost
         accounting.add(sampled=sampled + lost, trained=trained, dropped=dict(dropped))
+
+
+# Far above any real fragment; an external runner may send any number.
+_MAX_LEFT_OUT = 2**40
+
+
+def num_left_out(meta: FragmentMeta) -> int:
+    """Return the env steps that a runner left out of a fragment as non-finite."""
+    num = meta.get("num_env_steps_not_finite", 0)
+    return num if type(num) is int and 0 <= num <= _MAX_LEFT_OUT else 0
 
 
 _QUIET_EVENTS = ("joined", "left")
@@ -194,9 +207,9 @@ class DriverLink(PeerLink):
         self.open_reports[update.update_id] = self._loop.create_future()
         self.do(self.core.open_update(update))
 
-    def set_connector_state(self, version: int, state: object) -> None:
+    def set_connector_state(self, state: object) -> None:
         """Send a merged connector state to all runners, ahead of the leases that require it."""
-        self.do(self.core.set_connector_state(version, pack_blob(state)))
+        self.do(self.core.set_connector_state(pack_blob(state)))
 
     def reset(self, generation: int, next_update: int) -> None:
         """Announce that the learners have another state. Open updates become void."""

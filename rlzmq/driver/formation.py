@@ -196,6 +196,9 @@ class LearnerFormation(RunTasks):
                 self.handles.remove(handle)
                 num_failed = 0
             if not self.handles and self._may_start_over():
+                if not went_back and not self.is_untouched:
+                    _log.warning("All learners have died: restoring the driver's last copy of their state.")
+                    self.num_rollbacks += 1
                 await self._start_over()
                 went_back = True
             self._check_enough(len(self.handles) + (len(self._ready()) if went_back else 0))
@@ -243,9 +246,6 @@ class LearnerFormation(RunTasks):
 
     async def _start_over(self) -> None:
         """Load `last_resort` on replacements, since no rank is left. Skip it if there is nothing to lose yet."""
-        if not self._ready() and not self.is_untouched:
-            _log.warning("All learners have died: restoring the driver's last copy of their state.")
-            self.num_rollbacks += 1
         while True:
             await self._wait_for_replacement()
             ready = self._ready()

@@ -12,14 +12,14 @@ from rlzmq.config.base_config import BaseConfig
 from rlzmq.core.call_watch import CallWatch
 from rlzmq.core.errors import first_error
 from rlzmq.core.synonyms import did_you_mean
-from rlzmq.driver.async_env_runner_group import AsyncEnvRunnerGroup
+from rlzmq.driver.async_env_runner_group import AsyncEnvRunnerGroup, MergedConnectors
 from rlzmq.driver.async_learner_group import AsyncLearnerGroup
 from rlzmq.driver.broker_pipeline import BrokerPipeline
 from rlzmq.driver.join_files import JoinKeys, keys_file
 from rlzmq.driver.process_config import ModuleConfigs
 from rlzmq.driver.remote_learners import RemoteLearnerListener
 from rlzmq.driver.synchronous import has_broker, needs_processes
-from rlzmq.driver.updates import Accounting, ConnectorSync, SerialPipeline
+from rlzmq.driver.updates import Accounting, SerialPipeline
 from rlzmq.interfaces import UpdatePipeline
 
 __all__ = ["Session"]
@@ -62,7 +62,7 @@ class Session:
             self.spaces = single = config.single_spaces()
         spaces = {"__env_single__": single, "__env__": single}
         module_spec = config.get_multi_rl_module_spec(spaces=spaces)
-        self._connectors = ConnectorSync(config, spaces)
+        self._connectors = MergedConnectors(config, spaces)
         if needs_processes(config):
             self.system = ActorSystem()
             await self.system.start()
@@ -70,7 +70,7 @@ class Session:
         self.env_runner_group = AsyncEnvRunnerGroup(
             config, system=pipeline_system, samples=config.is_online, watch=self.watch
         )
-        self.env_runner_group.connector_sync = self._connectors
+        self.env_runner_group.merged_connectors = self._connectors
         self.env_runner_group.sync_with_run = self.sync_weights
         join_keys = await self._open_door()
         self.learner_group = AsyncLearnerGroup(
@@ -80,34 +80,36 @@ class Session:
         if pipeline_system is None:
             await self.env_runner_group.start()
             await self.learner_group.start()
-            self.pipeline = SerialPipeline(
+            self.pipeline = serial = SerialPipeline(
                 config,
                 self.env_runner_group.local_env_runner,
                 self.learner_group.local_learner,
                 self._connectors,
+                self.accounting,
                 self.watch,
             )
-        else:
-            self.pipeline = broker = BrokerPipeline(
-                config,
-                self.system,
-                self.env_runner_group,
-                self.learner_group,
-                self._connectors,
-                join_keys,
-                self._learner_door.control_address if self._learner_door is not None else None,
-            )
             self._has_pipeline = True
-            try:
-                async with asyncio.TaskGroup() as tasks:
-                    tasks.create_task(self.env_runner_group.start())
-                    tasks.create_task(self.learner_group.start())
-                    tasks.create_task(broker.start_broker())
-            except BaseExceptionGroup as group:
-                raise first_error(group) from None
+            await serial.publish()
+            return
+        self.pipeline = broker = BrokerPipeline(
+            config,
+            self.system,
+            self.env_runner_group,
+            self.learner_group,
+            self._connectors,
+            self.accounting,
+            join_keys,
+            self._learner_door.control_address if self._learner_door is not None else None,
+        )
         self._has_pipeline = True
-        self.pipeline.accounting = self.accounting
-        await self.pipeline.start()
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                tasks.create_task(self.env_runner_group.start())
+                tasks.create_task(self.learner_group.start())
+                tasks.create_task(broker.start_broker())
+        except BaseExceptionGroup as group:
+            raise first_error(group) from None
+        await broker.start()
 
     async def _open_door(self) -> JoinKeys | None:
         """Create keys for external peers and return the listener for learners; None without external peers."""
@@ -241,8 +243,9 @@ class Session:
                     "held are lost, and empty buffers are filled by sampling.",
                     num_lost,
                 )
-            await self.env_runner_group.begin_again(self.accounting.sampled)
         await self.restart()
+        if "accounting" in state:  # now that nobody may sample under the replaced state
+            await self.env_runner_group.begin_again(self.accounting.sampled, self.learner_group.generation)
 
     async def stop(self) -> None:
         """Stop everything, in an order that loses no data. May be called after a failed start."""

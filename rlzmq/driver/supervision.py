@@ -34,7 +34,7 @@ from rlzmq.actors.handle import ActorHandle
 from rlzmq.actors.process_state import ActorLostError
 from rlzmq.config.base_config import BaseConfig
 from rlzmq.core.call_watch import EXIT_HANGS
-from rlzmq.core.errors import ClosedError, DeadlineError, PeerLostError, first_error
+from rlzmq.core.errors import ClosedError, PeerLostError, first_error
 from rlzmq.core.patience import ANSWER_S, Restarts
 
 __all__ = [
@@ -44,7 +44,6 @@ __all__ = [
     "env_runner_supervisor",
     "first_line",
     "lost_error",
-    "spawn_within",
 ]
 
 T = TypeVar("T")
@@ -340,21 +339,6 @@ def _may_go_away(error: BaseException) -> bool:
     """Return whether another attempt to start may succeed: the process died, but not because its envs hang."""
     status = error.exit_status if isinstance(error, ActorLostError) else None
     return isinstance(error, PeerLostError) and not (status and status.exit_code == EXIT_HANGS)
-
-
-async def spawn_within(timeout_s: float, setting: str, spawn: Awaitable[Any]) -> Any:
-    """Await a spawn with this deadline. On timeout, raise an error that names the setting.
-
-    Raises:
-        DeadlineError: The spawn took longer.
-    """
-    try:
-        return await spawn
-    except DeadlineError as error:
-        raise DeadlineError(
-            f"{error}\nIf its constructor really takes longer than {timeout_s:g} s, raise {setting} "
-            "(config.fault_tolerance)."
-        ) from None
 
 
 def lost_error(handle: ActorHandle) -> ActorLostError:

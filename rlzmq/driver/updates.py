@@ -8,25 +8,22 @@ and one learner process therefore trains on the same numbers.
 
 from __future__ import annotations
 
-import logging
 import time
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
-
 from rlzmq.config.base_config import BaseConfig
 from rlzmq.core.call_watch import CallWatch
 from rlzmq.core.names import ALL_MODULES, BATCH_SOURCE
-from rlzmq.core.plain import NotPlainError
-from rlzmq.core.spaces import space_to_plain
 from rlzmq.core.update_plan import plan_lease
+from rlzmq.driver.async_env_runner_group import MergedConnectors
+from rlzmq.episodes.episode_batch import EpisodeBatch
 from rlzmq.runners.episode_metrics import FragmentMeta
 from rlzmq.wire.payloads import sorted_by_env
 
-__all__ = ["Accounting", "ConnectorSync", "SerialPipeline", "UpdateResult", "num_left_out"]
+__all__ = ["Accounting", "Sampled", "SerialPipeline", "UpdateResult"]
 
 
 @dataclass
@@ -49,6 +46,23 @@ class UpdateResult:
     steps_by_lag: dict[int, int] = field(default_factory=dict)
 
 
+@dataclass
+class Sampled:
+    """What was sampled for an update in this process.
+
+    Attributes:
+        parts: Its batch, as it was sampled; without empty parts.
+        metas: Metadata of all parts.
+        num_env_steps: Env steps of the batch.
+        seconds: How long it took.
+    """
+
+    parts: list[EpisodeBatch]
+    metas: list[FragmentMeta]
+    num_env_steps: int = 0
+    seconds: float = 0.0
+
+
 class SerialPipeline:
     """Runs updates with a runner and a learner in this process.
 
@@ -57,15 +71,21 @@ class SerialPipeline:
         runner: An EnvRunner; None if updates need no fresh env steps.
         learner: A built Learner.
         connectors: Merges the runner's connector state.
+        accounting: Account of all env steps so far.
         watch: Watches the calls of user code.
 
     Attributes:
-        accounting: Account of all env steps so far.
         bottleneck: See `UpdatePipeline`; a serial run has no observers.
     """
 
     def __init__(
-        self, config: BaseConfig, runner: Any, learner: Any, connectors: ConnectorSync, watch: CallWatch
+        self,
+        config: BaseConfig,
+        runner: Any,
+        learner: Any,
+        connectors: MergedConnectors,
+        accounting: Accounting,
+        watch: CallWatch,
     ) -> None:
         self._plan = config.update_plan()
         self._runner = runner
@@ -73,75 +93,71 @@ class SerialPipeline:
         self._connectors = connectors
         self._watch = watch
         self._has_results = False  # of updates since `take_learner_results`
-        self.accounting: Accounting = Accounting()
+        self.accounting: Accounting = accounting
         self.bottleneck: str = ""
 
-    async def start(self) -> None:
-        """Send the learner's weights to the runner."""
-        self._publish()
+    async def sample(self) -> Sampled:
+        """Sample a batch with the runner's weights, in leases as a broker would grant them."""
+        plan, runner = self._plan, self._runner
+        sampled = Sampled([], [])
+        start = time.perf_counter()
+        with self._learner.ranks.torch_threads():
+            while sampled.num_env_steps < plan.num_env_steps:
+                remaining = plan.num_env_steps - sampled.num_env_steps
+                length = plan_lease(remaining, 1, runner.num_envs, plan.fragment_length)
+                with self._watch.call(self._watch.STEPS):
+                    batch = runner.take_fragment(length)
+                sampled.metas.append(batch.meta)
+                if plan.keeps_episodes:
+                    batch, _ = sorted_by_env(batch, runner.num_envs)
+                num_steps = batch.num_env_steps
+                num_unusable = batch.meta.get("num_env_steps_not_finite", 0)
+                self.accounting.add(sampled=num_steps + num_unusable, dropped={"not_finite": num_unusable})
+                if num_steps:
+                    sampled.parts.append(batch)
+                sampled.num_env_steps += num_steps
+        sampled.seconds = time.perf_counter() - start
+        return sampled
 
-    async def run_update(self) -> UpdateResult:
-        """Sample one batch with the newest weights, train on it, and publish the new weights to the runner."""
-        learner, accounting = self._learner, self.accounting
+    async def update(self, sampled: Sampled) -> UpdateResult:
+        """Train the learner on the batch."""
+        learner, accounting, num_steps = self._learner, self.accounting, sampled.num_env_steps
+        start = time.perf_counter()
+        num_consumed = accounting.num_consumed + num_steps
         # Small networks are slower on several threads, and very slow if other programs keep one of them waiting.
         with learner.ranks.torch_threads(), self._watch.call("an update"):
-            start = time.perf_counter()
-            batches, metas, num_steps = self._sample()
-            sampled = time.perf_counter()
-            num_consumed = accounting.num_consumed + num_steps
             learner.update(
-                episodes=batches,
+                episodes=sampled.parts,
                 # If nothing is sampled, schedules follow the learner's count of trained steps.
                 timesteps={"num_env_steps_sampled_lifetime": num_consumed} if num_consumed else None,
                 with_results=False,
             )
-            self._has_results = True
-            trained = time.perf_counter()
-            num_kept = num_steps if learner.report.was_trained else 0
-            accounting.add(trained=num_kept, dropped={"skipped": num_steps - num_kept})
-            self._publish()
-            if self._connectors.is_needed and self._runner is not None:
-                state = self._connectors.merge(meta.get("connector_delta") for meta in metas)
-                self._runner.set_connector_state(state)
-            timers = {
-                "env_runner_sampling_timer": sampled - start,
-                "learner_update_timer": trained - sampled,
-                "synch_weights": time.perf_counter() - trained,
-            }
+        self._has_results = True
+        num_kept = num_steps if learner.report.was_trained else 0
+        accounting.add(trained=num_kept, dropped={"skipped": num_steps - num_kept})
         return UpdateResult(
             weights_version=learner.weights_seq_no,
-            fragments=metas,
+            fragments=sampled.metas,
             num_env_steps_trained=learner.report.batch.num_env_steps,
-            timers=timers,
+            timers={
+                "env_runner_sampling_timer": sampled.seconds,
+                "learner_update_timer": time.perf_counter() - start,
+            },
             steps_by_lag={0: num_steps} if num_steps else {},
         )
 
-    def _sample(self) -> tuple[list[Any], list[FragmentMeta], int]:
-        """Return batches with the env steps of an update, all batches' metadata, and the number of these steps."""
-        plan, runner = self._plan, self._runner
-        remaining = plan.num_env_steps
-        batches: list[Any] = []
-        metas: list[FragmentMeta] = []
-        while remaining > 0:
-            length = plan_lease(remaining, 1, runner.num_envs, plan.fragment_length)
-            with self._watch.call(self._watch.STEPS):
-                batch = runner.take_fragment(length)
-            metas.append(batch.meta)
-            if plan.keeps_episodes:
-                batch, _ = sorted_by_env(batch, runner.num_envs)
-            num_steps = batch.num_env_steps
-            num_unusable = batch.meta.get("num_env_steps_not_finite", 0)
-            self.accounting.add(sampled=num_steps + num_unusable, dropped={"not_finite": num_unusable})
-            if num_steps:
-                batches.append(batch)
-            remaining -= num_steps
-        return batches, metas, plan.num_env_steps - remaining
-
-    def _publish(self) -> None:
-        """Load the learner's current weights and version into the runner, if there is one."""
-        if self._runner is not None:
+    async def publish(self, update: UpdateResult | None = None) -> None:
+        """Give the runner, if there is one, the learner's weights and the connector statistics of all fragments."""
+        start = time.perf_counter()
+        if (runner := self._runner) is not None:
             learner = self._learner
-            self._runner.copy_weights(learner.module, learner.weights_seq_no, self.accounting.num_consumed)
+            with learner.ranks.torch_threads(), self._watch.call("an update"):
+                runner.copy_weights(learner.module, learner.weights_seq_no, self.accounting.num_consumed)
+                if self._connectors.is_needed:
+                    deltas = (meta.get("connector_delta") for meta in (update.fragments if update else ()))
+                    runner.set_connector_state(self._connectors.merge(deltas))
+        if update is not None:
+            update.timers["synch_weights"] = time.perf_counter() - start
 
     def take_learner_results(self) -> list[list[dict[str, Any]]]:
         """Return the results of all updates since the last call as one, with means of their times."""
@@ -153,12 +169,9 @@ class SerialPipeline:
             self.accounting.note_sources(of_ranks)
         return [of_ranks]
 
-    async def settle(self) -> list[UpdateResult]:
-        """Return [], since every update is complete when `run_update` returns."""
+    async def drain(self, *, gives_up: bool = False) -> list[UpdateResult]:
+        """Return [], since no update runs ahead, and one that was interrupted has been undone."""
         return []
-
-    def give_up_updates(self) -> None:
-        """Do nothing, since an update that was interrupted has been undone."""
 
     def fault_tolerance(self) -> dict[str, int]:
         """Return {}, since no process can die alone."""
@@ -166,7 +179,7 @@ class SerialPipeline:
 
     async def restart(self) -> None:
         """Continue from the state that was loaded into the learner."""
-        self._publish()
+        await self.publish()
         if self._runner is not None:
             self._runner.set_connector_state(self._connectors.get_state())
 
@@ -212,13 +225,13 @@ class Accounting:
         """Count additional steps.
 
         Raises:
-            AssertionError: More steps were settled than sampled, which is a bug.
+            AssertionError: More steps were trained and dropped than sampled, which is a bug.
         """
         self.sampled += sampled
         self.trained += trained
         for reason, num_steps in (dropped or {}).items():
             self.dropped[reason] += num_steps
-        assert self.pending >= 0, f"settled more env steps than were sampled: {self.to_dict()}"
+        assert self.pending >= 0, f"more env steps were trained and dropped than sampled: {self.to_dict()}"
 
     def note_sources(self, learner_results: Sequence[Mapping[str, Any]]) -> None:
         """Update the contents of the ranks' batch sources. The content of missing sources is lost.
@@ -302,99 +315,3 @@ class Accounting:
             + (f" ({dropped})" if dropped else "")
             + f" + pending {self.pending}"
         )
-
-
-# Far above any real fragment; an external runner may send any number.
-_MAX_LEFT_OUT = 2**40
-
-
-def num_left_out(meta: FragmentMeta) -> int:
-    """Return the env steps that a runner left out of a fragment as non-finite."""
-    num = meta.get("num_env_steps_not_finite", 0)
-    return num if type(num) is int and 0 <= num <= _MAX_LEFT_OUT else 0
-
-
-_log = logging.getLogger("rlzmq.driver")
-
-_NAMES = ("env_to_module_connector", "module_to_env_connector")
-
-
-class ConnectorSync:
-    """Merges the statistics of runners' connector pieces (running means, …).
-
-    Args:
-        config: Source of the runners' connectors.
-        spaces: ``{"__env_single__": (obs, act), …}``.
-
-    Attributes:
-        is_needed: Whether any piece has such state. If not, nothing is merged or sent.
-    """
-
-    def __init__(self, config: BaseConfig, spaces: Mapping[str, Any]) -> None:
-        self.spaces = spaces
-        env_to_module = config.build_env_to_module_connector(env=None, spaces=spaces)
-        module_to_env = config.build_module_to_env_connector(env=None, spaces=spaces)
-        self._pipelines = dict(zip(_NAMES, (env_to_module, module_to_env), strict=True))
-        self._lets_envs_stray = config.disable_env_checking
-        self._merges = config.merge_env_runner_states is not False
-        pieces = [piece for p in self._pipelines.values() for piece in p.flat]
-        self.is_needed: bool = self._merges and any(piece.has_delta for piece in pieces)
-
-    @property
-    def stores_module_outputs(self) -> bool:
-        """Whether episodes store the modules' outputs unchanged; custom module-to-env pieces may change them."""
-        return bool(self._pipelines["module_to_env_connector"].on_rows)
-
-    def stored_observation_space(self) -> Any:
-        """Return the space of the observations in runners' episodes, as plain data.
-
-        None if it cannot be determined, or if the config lets envs violate their spaces.
-        """
-        pipeline = self._pipelines["env_to_module_connector"]
-        if not pipeline.on_rows or self._lets_envs_stray:
-            return None
-        try:
-            return space_to_plain(pipeline.stored_observation_space)
-        except NotPlainError:  # a custom space class
-            return None
-
-    def merge(self, deltas: Iterable[Mapping[str, Any] | None]) -> dict[str, Any] | None:
-        """Merge the results of runners' `get_connector_delta`.
-
-        Returns:
-            The merged state for every runner's `set_connector_state`; None if no piece has state.
-        """
-        if not self.is_needed:
-            return None
-        listed = []
-        for delta in deltas:
-            if delta and not _is_finite(delta):
-                _log.warning("a runner's connector state holds NaN or infinity: ignored")
-            elif delta:
-                listed.append(delta)
-        for name, pipeline in self._pipelines.items():
-            mine = [delta[name] for delta in listed if delta.get(name)]
-            if mine:
-                pipeline.merge_deltas(mine)
-        return self.get_state()
-
-    def get_state(self) -> dict[str, Any]:
-        """Return the merged state by pipeline."""
-        return {name: state for name, p in self._pipelines.items() if (state := p.get_state())}
-
-    def set_state(self, state: Mapping[str, Any]) -> None:
-        """Load a state from `get_state`, e.g. from a checkpoint."""
-        for name, pipeline in self._pipelines.items():
-            pipeline.reset_state()
-            if state.get(name):
-                pipeline.set_state(state[name])
-
-
-def _is_finite(delta: object) -> bool:
-    if isinstance(delta, Mapping):
-        return all(map(_is_finite, delta.values()))
-    if isinstance(delta, (list, tuple)):
-        return all(map(_is_finite, delta))
-    if isinstance(delta, float) or (isinstance(delta, np.ndarray) and delta.dtype.kind == "f"):
-        return bool(np.isfinite(delta).all())
-    return True

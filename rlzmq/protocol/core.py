@@ -180,7 +180,7 @@ class PeerCore(abc.ABC):
     def tick(self, now: float) -> list[Instruction]:
         """Check the timers; to be called regularly."""
         if not self.is_welcome or self._silence.is_over(now):
-            return self.start_again(now) if now - self._hello_at >= self.timers.resend_s / 2 else []
+            return self.start(now) if now - self._hello_at >= self.timers.resend_s / 2 else []
         if now - self._state_at < self._heartbeat_s:
             return []
         self._state_at = now
@@ -230,20 +230,15 @@ class PeerCore(abc.ABC):
         self._silence.moved(now)
 
     def start(self, now: float) -> list[Instruction]:
-        """Register with the broker."""
-        self._hello_at = self._heard_at = now
+        """Register with the broker, or again if it is silent or does not know this peer."""
+        self._hello_at = now
+        if self._heard_at == float("-inf"):
+            self._heard_at = now  # from when on its silence counts
         self._silence.begin(now)
         self.is_welcome = False
         self._hello_id += 1
         message, payload = self._hello()
         return [Send(b"", replace(message, hello_id=self._hello_id), payload)]
-
-    def start_again(self, now: float) -> list[Instruction]:
-        """Send HELLO again, and keep the time of the broker's last message."""
-        heard_at = self._heard_at
-        instructions = self.start(now)
-        self._heard_at = heard_at
-        return instructions
 
     def _handle_peer(self, event: Received, now: float) -> list[Instruction] | None:
         """Handle registration messages; return None if the message is for the subclass."""
@@ -254,11 +249,11 @@ class PeerCore(abc.ABC):
             return self._on_welcome(message, now)
         if isinstance(message, Refused):
             if message.reason == "unknown_peer":
-                return self.start_again(now) if now - self._hello_at >= self.timers.resend_s / 20 else []
+                return self.start(now) if now - self._hello_at >= self.timers.resend_s / 20 else []
             return self._stop(message.reason, message.detail)
         if isinstance(message, BrokerBeat):
             if self.is_welcome and message.broker_incarnation > self.broker_incarnation:
-                return self.start_again(now)
+                return self.start(now)
             return []
         if isinstance(message, Goodbye):
             return self._stop("goodbye", message.reason)

@@ -83,7 +83,6 @@ class DriverCore(PeerCore):
         self._config = config
         self._open: dict[int, OpenUpdate] = {}
         self._early: dict[int, Report] = {}
-        self._connector_state: ConnectorState | None = None
         self._connector_blob: Buffer = b""
         self.min_generation: int = -1
         self._watermarks: dict[tuple[str, int], int] = {}
@@ -102,20 +101,16 @@ class DriverCore(PeerCore):
                 f"updates are opened in order: expected {self.next_update}, got {update.update_id}"
             )
         self.next_update += 1
-        update = replace(update, min_generation=self.min_generation)
+        lineage, version = self.min_generation, self.connector_version
+        update = replace(update, min_generation=lineage, connector_version=version)
         self._open[update.update_id] = update
         return [Send(b"", update)] if self.is_welcome else []
 
-    def set_connector_state(self, version: int, blob: Buffer) -> list[Instruction]:
-        """Send a merged connector state to all runners, before any lease that requires it.
-
-        Args:
-            version: Increases with every state of the run, also across a reset.
-            blob: One `payloads.pack_blob` frame.
-        """
-        self.connector_version = version
-        self._connector_state, self._connector_blob = ConnectorState(version), blob
-        return [Send(b"", self._connector_state, (blob,))] if self.is_welcome else []
+    def set_connector_state(self, blob: Buffer) -> list[Instruction]:
+        """Send a merged connector state, one `payloads.pack_blob` frame, to all runners; later updates require it."""
+        self.connector_version += 1  # also across a reset
+        self._connector_blob = blob
+        return [self._connector_state()] if self.is_welcome else []
 
     def reset(self, generation: int, next_update: int) -> list[Instruction]:
         """Continue from `next_update` after the learners restored a checkpoint. Open updates are discarded."""
@@ -160,8 +155,8 @@ class DriverCore(PeerCore):
         if progress.min_generation < self.min_generation:
             return [Send(b"", Reset(self.min_generation, self.next_report))]
         instructions: list[Instruction] = []
-        if self._connector_state is not None and progress.connector_version < self._connector_state.version:
-            instructions.append(Send(b"", self._connector_state, (self._connector_blob,)))
+        if progress.connector_version < self.connector_version:
+            instructions.append(self._connector_state())
         for update_id, update in sorted(self._open.items()):
             if update_id >= progress.next_open:
                 instructions.append(Send(b"", update))
@@ -175,6 +170,9 @@ class DriverCore(PeerCore):
         if not self._config:
             return []
         return [Send(b"", Config(self.run_id), (self._config,))]
+
+    def _connector_state(self) -> Send:
+        return Send(b"", ConnectorState(self.connector_version), (self._connector_blob,))
 
     def _hello(self) -> tuple[Hello, tuple[Buffer, ...]]:
         hello = Hello(

@@ -139,6 +139,9 @@ class RunnerCore(PeerCore):
         layout_digest: Expected layout of the weights; others are refused. "" accepts any.
         spaces_digest, package_version: Checked by the broker.
         replaces: See `messages.Hello`.
+
+    Attributes:
+        min_generation: Leases of lower generations are returned, not sampled.
     """
 
     def __init__(
@@ -161,6 +164,7 @@ class RunnerCore(PeerCore):
         self.incarnation = incarnation
         self.weights: WeightsReceiver = WeightsReceiver(run_id, layout_digest)
         self.connector_version: int = -1
+        self.min_generation: int = -1
         self.progress = 0
         self.pace_s = 0.0
         self.num_env_steps_sampled: int = 0
@@ -425,7 +429,8 @@ class RunnerCore(PeerCore):
 
     def _is_outdated(self, lease: Lease, since: float, now: float) -> bool:
         """Return whether the lease's update is over, its generation was replaced, or it has expired."""
-        if now - max(since, self._free_since) >= lease.timeout_s:
+        is_late = now - max(since, self._free_since) >= lease.timeout_s
+        if is_late or lease.generation < self.min_generation:
             return True
         own = self.weights
         if own.generation > lease.generation:

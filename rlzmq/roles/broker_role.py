@@ -304,7 +304,7 @@ class BrokerRole:
             update = -1 if state.next_commit is None else state.next_commit
             faults.record("held", id=str(fragment), version=message.weights_version, update=update)
         elif fragment not in state.ledger.entries and state.ledger.is_committed(fragment):
-            faults.record("settled", id=str(fragment))
+            faults.record("finished", id=str(fragment))
 
     def _do(self, instructions: list[Any]) -> None:
         for instruction in instructions:

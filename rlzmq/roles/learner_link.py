@@ -398,8 +398,6 @@ class LearnerLink(PeerLink):
         self._arrivals = arrivals
         self._layout: Any = None
         self._synced_module_ids: list[str] | None = None
-        self._rank = 0
-        self._generation = -1
         self._check = BatchCheck(of_agents=of_agents)
         self._trained_at: float | None = None  # when the last update ended, for the trace
         self._observation_space = space_from_plain(observation_space)
@@ -429,7 +427,6 @@ class LearnerLink(PeerLink):
             memory: `LearnerCore.export_memory` of the rank whose state all ranks adopted.
             begins_lineage: A checkpoint was restored.
         """
-        self._rank, self._generation = rank, generation
         if self.group_lost.done():
             self.group_lost = self._loop.create_future()
         if self._arrivals is not None and begins_lineage:
@@ -502,7 +499,7 @@ class LearnerLink(PeerLink):
                 results = self._learner.update(episodes=batches, timesteps=timesteps)
             if self._arrivals is not None:
                 self._arrivals.end_update(self._learner)
-            weights = self._snapshot(num_steps) if self._rank == 0 else None
+            weights = self._snapshot(num_steps) if self.core.rank == 0 else None
             if trace.is_on:
                 self._trained_at = time.perf_counter()
                 trace.span("train", start, self._trained_at, update=update.update_id)
@@ -529,8 +526,8 @@ class LearnerLink(PeerLink):
                     "trained",
                     update=update.update_id,
                     attempt=update.attempt,
-                    generation=self._generation,
-                    rank=self._rank,
+                    generation=self.core.generation,
+                    rank=self.core.rank,
                     ranges=ranges,
                 )
             blob, weights, num_trained = done.result()
@@ -569,14 +566,14 @@ class LearnerLink(PeerLink):
             self._layout = WeightsLayout.of(
                 self._learner.module, inference_only=True, module_ids=self._synced_module_ids
             )
-        layout, version = self._layout, self._learner.weights_seq_no
+        layout, generation, version = self._layout, self.core.generation, self._learner.weights_seq_no
 
         def write(buffer: npt.NDArray[np.uint8], *, is_shared: bool) -> None:
             layout.snapshot(self._learner.module, out=buffer[PUBLICATION_PREFIX_BYTES:])
             seal_publication(
                 buffer,
                 run_id=self._run_id,
-                generation=self._generation,
+                generation=generation,
                 version=version,
                 layout_digest=layout.digest,
                 num_env_steps=num_env_steps,
@@ -590,7 +587,7 @@ class LearnerLink(PeerLink):
         if buffer is None:
             buffer = new_publication_buffer(layout.num_bytes)
             write(buffer, is_shared=False)
-        return self._generation, version, buffer.data
+        return generation, version, buffer.data
 
     def _publish(self, done: asyncio.Future[Any]) -> None:
         if (error := done.exception()) is not None:

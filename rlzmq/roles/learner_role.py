@@ -93,7 +93,6 @@ class LearnerRole(PeerRole):
         self.learner: Any = make_learner(config, module_spec, rank, num_ranks)
         if has_convolutions(self.learner.module.values()):
             keep_freed_memory()  # their activations are large
-        self._layouts: dict[Any, Any] = {}
         self._synced_module_ids: list[str] | None = None
         self._arrivals: Any = None
         self._called_off: set[int] = set()
@@ -155,11 +154,9 @@ class LearnerRole(PeerRole):
         Args:
             module_ids: Modules to include; None: all.
         """
-        key = None if module_ids is None else tuple(module_ids)
-        if key not in self._layouts:
-            module = self.learner.module
-            self._layouts[key] = WeightsLayout.of(module, inference_only=True, module_ids=module_ids)
-        return self._layouts[key].snapshot(self.learner.module), self.learner.weights_seq_no
+        module = self.learner.module
+        layout = WeightsLayout.of(module, inference_only=True, module_ids=module_ids)
+        return layout.snapshot(module), self.learner.weights_seq_no
 
     def change_modules(self, change: Callable[[Any], Any], synced_module_ids: list[str] | None) -> None:
         """Call ``change(learner)``, which adds or removes modules, and publish weights in the new layout.
@@ -169,7 +166,6 @@ class LearnerRole(PeerRole):
             synced_module_ids: Modules whose weights runners need; None: all.
         """
         change(self.learner)
-        self._layouts.clear()
         self._synced_module_ids = synced_module_ids
         if self._link is not None:
             self._link.change_layout(synced_module_ids)

@@ -436,6 +436,12 @@ class EnvRunnerRole(PeerRole):
         if self._link is not None:
             self._link.core.weights.layout_digest = digest
 
+    async def begin_again(self, number: int, generation: int) -> None:
+        """See `EnvRunner.begin_again`; from now on, sample only under leases of this generation or a later one."""
+        if self._link is not None:
+            self._link.core.min_generation = generation
+        await self._run_blocking(lambda: self.env_runner.begin_again(number))
+
     async def measure_until_end(
         self, round_id: int, limits: Mapping[str, Any], options: Mapping[str, Any]
     ) -> list[dict[str, Any]]:

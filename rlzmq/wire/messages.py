@@ -255,7 +255,7 @@ class OpenUpdate(WireMessage):
         weights_version: The version that the update starts from (= update_id).
         staleness: S. 0 samples with exactly that version; S >= 1 lets runners sample S batches ahead.
         max_policy_lag: Fragments older than this many versions are dropped; -1: never (off-policy).
-        connector_version: Minimum connector state of runners; -1 if there is none.
+        connector_version: Minimum connector state of runners; -1 if there is none. `DriverCore` fills it in.
         fragment_length: Vector steps of a full lease.
         lease_timeout_s: Time without progress after which a lease's steps may be granted to another runner.
         keeps_episodes: Whether all chunks of an episode go to the same rank while the group is unchanged. The

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from rlzmq import APPOConfig, IMPALAConfig, PPOConfig
-from tests.support.runs import assert_accounted
+from tests.support.runs import ShortEnv, assert_accounted
 from tests.support.runs import small as small_run
 
 BATCH = 240
@@ -56,3 +56,31 @@ async def test_runners_sample_ahead_and_no_trained_step_is_older_than_the_stalen
         result = await algo.train()
         check(result)
         assert result["accounting"]["trained"] == saved["trained"] + BATCH
+
+
+class Marked(ShortEnv):
+    """Each step gives 100 in an episode that began while a file was there, otherwise 1."""
+
+    def reset(self, **options: Any) -> Any:
+        self.each = 100.0 if Path(self.config["marker"]).exists() else 1.0
+        return super().reset(**options)
+
+    def reward(self, action: Any) -> float:
+        return self.each
+
+
+async def test_episodes_of_a_state_that_is_replaced_reach_no_result(tmp_path: Path) -> None:
+    marker = tmp_path / "replaced"
+    config = small(IMPALAConfig, 1).environment(Marked, env_config={"marker": str(marker)})
+    async with config.build_async() as algo:
+        await algo.train()
+        state = await algo.get_state()
+        marker.touch()
+        while (await algo.train())["env_runners"]["episode_return_max"] < 500:
+            pass  # and runners sample ahead
+        await algo.set_state(state)
+        marker.unlink()
+        for _ in range(3):
+            result = await algo.train()
+            assert result["env_runners"]["episode_return_max"] == Marked.length
+        assert assert_accounted(result)["dropped"]["rolled_back"] > 0

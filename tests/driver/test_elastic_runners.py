@@ -7,6 +7,7 @@ import stat
 from pathlib import Path
 
 import pytest
+from recovery_runs import kill
 
 from rlzmq.core.errors import ConfigurationError
 from rlzmq.driver.join_files import JoinKeys, pack_config, unpack_config
@@ -54,7 +55,7 @@ def test_a_runner_outlives_the_broker_and_ends_with_the_run(tmp_path: Path) -> N
     ):
         peer.wait_for(" joined ")
         algo.train()
-        algo._async.session.pipeline._broker.handle.send_signal(signal.SIGKILL)
+        algo._run(kill(algo._async.session.pipeline._broker.handle))
         for _ in range(3):
             result = algo.train()
         assert result["fault_tolerance"]["num_broker_restarts"] == 1

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from rlzmq import MeanStdFilter, PPOConfig, SingleAgentEnvRunner
+from rlzmq.driver.async_env_runner_group import MergedConnectors
 from rlzmq.driver.driver_link import MetaCheck, ReportReader
-from rlzmq.driver.updates import ConnectorSync
 from rlzmq.protocol.driver_core import Report
 from rlzmq.wire.codec import FragmentId
 from rlzmq.wire.payloads import pack_blob
@@ -56,7 +56,7 @@ def test_what_is_no_meta_is_refused(good: dict[str, Any], spoiled: Any) -> None:
 
 
 def test_a_delta_with_nan_does_not_spoil_the_merged_state(good: dict[str, Any], caplog: Any) -> None:
-    sync = ConnectorSync(CONFIG, SPACES)
+    sync = MergedConnectors(CONFIG, SPACES)
     before = sync.merge([good["connector_delta"]])
 
     def spoil(value: Any) -> Any:

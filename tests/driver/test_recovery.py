@@ -202,7 +202,10 @@ async def test_too_few_learners_or_the_death_of_all_without_a_copy_end_the_run_a
             await algo.train()
 
 
-@pytest.mark.parametrize(("num_learners", "what"), [(1, "checkpoint"), (2, "checkpoint"), (2, "copy")])
+@pytest.mark.parametrize(
+    ("num_learners", "what"),
+    [(1, "checkpoint"), (2, "checkpoint"), (2, "copy"), (2, "copy, one after the other")],
+)
 async def test_the_death_of_all_learners_goes_back_to_the_last_state_that_the_driver_has(
     num_learners: int, what: str, tmp_path: Path
 ) -> None:
@@ -214,8 +217,14 @@ async def test_the_death_of_all_learners_goes_back_to_the_last_state_that_the_dr
         if what == "checkpoint":
             await algo.save_to_path(tmp_path / "checkpoint")
         await algo.train()  # within the minute that a copy serves
-        for handle in algo.learner_group.handles:
-            handle.send_signal(signal.SIGKILL)
+        # All are dead before an update is open that they could still train.
+        group = algo.learner_group
+        if "after" in what:
+            await kill(group.handles[0])
+            await until_async(
+                lambda: group.supervisor.num_healthy == 2
+            )  # its replacement joins with an update
+        await asyncio.gather(*map(kill, group.handles))
         result = await algo.train()
         assert result["learners"]["default_policy"]["weights_seq_no"] == 2
         for _ in range(3):

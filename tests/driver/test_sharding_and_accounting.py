@@ -52,5 +52,5 @@ def test_the_account_always_adds_up() -> None:
     assert str(account) == "sampled 100 = trained 60 + dropped 3 (surplus 3) + pending 37"
     account.drop_pending("stopped")
     assert account.pending == 0
-    with pytest.raises(AssertionError, match="settled more"):
+    with pytest.raises(AssertionError, match="more env steps"):
         account.add(trained=1)

@@ -21,7 +21,7 @@ PAIRS = [
 ]
 # What a run calls, not its user.
 NOT_FOR_USERS = {
-    AsyncAlgorithm: {"settle", "start"},
+    AsyncAlgorithm: {"start"},
     AsyncEnvRunnerGroup: {
         "cancel_calls", "change_modules", "begin_again", "get_connector_deltas", "sample_batches",
         "set_connector_state", "set_module_states", "set_weights", "spawn_runner", "start",

@@ -205,7 +205,7 @@ class Simulation:
             update = -1 if state.next_commit is None else state.next_commit
             self.record(key, "held", id=str(id_), version=fragment.weights_version, update=update)
         elif id_ not in state.ledger.entries and state.ledger.is_committed(id_):
-            self.record(key, "settled", id=str(id_))
+            self.record(key, "finished", id=str(id_))
 
     def record_progress(self, process: Process) -> None:
         """As a runner does."""

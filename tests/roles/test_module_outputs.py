@@ -11,7 +11,7 @@ import torch
 
 from rlzmq import ConnectorV2, PPOConfig, RLModuleSpec
 from rlzmq.core.names import WEIGHTS_SEQ_NO
-from rlzmq.driver.updates import ConnectorSync
+from rlzmq.driver.async_env_runner_group import MergedConnectors
 from rlzmq.modules.rl_module import TorchRLModule
 from rlzmq.roles.learner_link import BatchCheck, module_outputs
 from rlzmq.runners.vector_env_runners import SingleAgentEnvRunner
@@ -93,5 +93,5 @@ def test_custom_pieces_behind_the_module_may_change_what_it_puts_out(is_custom: 
     if is_custom:
         config.env_runners(module_to_env_connector=lambda *args, **kwargs: Piece())
     box, actions = gym.spaces.Box(-1, 1, (4,), np.float32), gym.spaces.Discrete(2)
-    sync = ConnectorSync(config, {"__env_single__": (box, actions), "__env__": (box, actions)})
+    sync = MergedConnectors(config, {"__env_single__": (box, actions), "__env__": (box, actions)})
     assert sync.stores_module_outputs is not is_custom

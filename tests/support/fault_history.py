@@ -6,7 +6,7 @@ Each process records its own events.
 |---------|------------------------------------------------------------------------------------|
 | runner  | ``accepted`` (id, steps), ``committed`` (id), ``weights`` (generation, version)     |
 | broker  | ``serves`` (incarnation, first_attempt), ``held`` (id, version, update): accepted   |
-|         | while `update` was the next to commit, ``settled`` (id): refused, or known as ended |
+|         | while `update` was the next to commit, ``finished`` (id): refused, or known as ended |
 | learner | ``formed`` (generation, next_update), ``trained`` (update, attempt, generation, ranges) |
 | driver  | ``report`` (update, broker, steps, fragments, accounting, lag, staleness),          |
 |         | ``killed`` (place, pid) by a test, ``ended`` (place, pid) for any reason            |
@@ -202,7 +202,7 @@ class _Broker:
 
     Attributes:
         held: The accepted fragments, in order.
-        settled: Fragments whose end it decided, or knew, when they arrived.
+        finished: Fragments whose end it decided, or knew, when they arrived.
         next_attempt: First number of the next broker's plans.
     """
 
@@ -210,7 +210,7 @@ class _Broker:
     incarnation: int
     first_attempt: int
     held: dict[str, Event]
-    settled: set[str]
+    finished: set[str]
     next_attempt: float = math.inf
 
     def has_planned(self, update: _Update) -> bool:
@@ -235,7 +235,7 @@ class _Copies:
                     serves["incarnation"],
                     serves["first_attempt"],
                     {event["id"]: event for event in _of(events, "held")},
-                    {event["id"] for event in _of(events, "settled")},
+                    {event["id"] for event in _of(events, "finished")},
                 )
                 for (place, pid), events in history.items()
                 if place == "broker"
@@ -263,7 +263,7 @@ class _Copies:
             HistoryError: They should have reported the fragment before, or passed it on.
         """
         holders = [broker for broker in self._brokers if fragment in broker.held]
-        if any(fragment in broker.settled for broker in self._brokers if broker not in holders):
+        if any(fragment in broker.finished for broker in self._brokers if broker not in holders):
             return False  # dropped with a reason, which the account has
         if not holders:
             raise HistoryError(f"fragment {fragment} of {runner[0]} was acknowledged, but no broker held it")

@@ -519,10 +519,11 @@ class BrokerState:
         self.committed.extend(committed)
 
     def to_be_reported(self, entry: Entry) -> None:
-        """Add a fragment's meta to the next report, once."""
+        """Add a fragment to the next report, once; with its meta, unless its lineage was abandoned."""
         if not entry.is_reported:
             entry.is_reported = True
-            self.to_report.append((entry.id, entry.size, entry.frames[-1] if len(entry.frames) > 1 else b""))
+            has_meta = len(entry.frames) > 1 and entry.generation >= self.min_generation
+            self.to_report.append((entry.id, entry.size, entry.frames[-1] if has_meta else b""))
 
 
 def _remember(known: OrderedDict[K, V], key: K, value: V, limit: int) -> None:
@@ -581,8 +582,8 @@ class PublishedState:
         state = self._state
         if state.weights is not None and state.weights.order > (message.generation, message.version):
             state.send(peer, Snapshot(), (state.weights_frame,))
-        if message.connector_version < state.connector_version:
-            self._send_connector_state(peer)
+        peer.connector_version = message.connector_version
+        self.send_connector_state(peer)
 
     # ------------------------------------------------------------------ connector state
 
@@ -595,12 +596,8 @@ class PublishedState:
 
     def send_connector_state(self, peer: Peer) -> None:
         """Send the newest connector state if this runner has not received it."""
-        if peer.connector_version < self._state.connector_version:
-            self._send_connector_state(peer)
-
-    def _send_connector_state(self, peer: Peer) -> None:
         state = self._state
-        if state.connector_message is not None:
+        if state.connector_message is not None and peer.connector_version < state.connector_version:
             message, blob = state.connector_message
             peer.connector_version = state.connector_version
             state.send(peer, message, (blob,))
@@ -610,6 +607,6 @@ class PublishedState:
     def greet(self, peer: Peer) -> None:
         """Send the newest connector state and weights to a runner that joins."""
         state = self._state
-        self._send_connector_state(peer)
+        self.send_connector_state(peer)
         if state.weights is not None and not peer.hello.next_seq:
             state.send(peer, Snapshot(), (state.weights_frame,))

@@ -228,6 +228,7 @@ class Updates:
         if message.generation <= state.min_generation:
             return
         state.min_generation = message.generation
+        state.to_report = [(fragment, size, b"") for fragment, size, _ in state.to_report]
         if state.generation < message.generation:
             state.ranks.clear()
             state.generation = -1
