@@ -7,10 +7,12 @@ import os
 import subprocess
 import sys
 import venv
+from collections.abc import Iterable
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 CONSTRAINTS = ROOT / "scripts" / "constraints.txt"
+_EXTRAS = "marl,minari,offline,video,plot,tb,tune,onnx,serve,dash"
 
 
 def ensure_venv(*, dev: bool) -> Path:
@@ -34,26 +36,51 @@ def ensure_venv(*, dev: bool) -> Path:
     if not python.exists():
         print(f"making a virtualenv in {folder}", flush=True)
         venv.create(folder, with_pip=True)
-    # torch first and exactly pinned: a looser request would fetch gigabytes of CUDA packages
-    pin = next(line for line in CONSTRAINTS.read_text().splitlines() if line.startswith("torch=="))
     print("installing rlzmq and what it needs", flush=True)
-    pip = [
+    pip = [str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
+    pip += ["--no-compile", "-c", str(CONSTRAINTS)]
+    _side_by_side([*pip, "--no-deps", *pins] for pins in _pins(dev))
+    if dev:  # what is not pinned, and rlzmq, which the pinned hatchling builds
+        pip += ["--no-build-isolation", "--editable", f"{ROOT}[{_EXTRAS}]", *_dev_tools()]
+    else:
+        pip.append(str(ROOT))
+    subprocess.run(pip, check=True)
+    # pip would compile in one process, and the packages' own tests, too. Some packages have files of other Pythons.
+    of_tests = r"site-packages.*[/\\]tests?[/\\]"
+    compileall = [
         str(python),
+        "-W",
+        "ignore",
         "-m",
-        "pip",
-        "install",
-        "--quiet",
-        "--disable-pip-version-check",
-        "-c",
-        str(CONSTRAINTS),
+        "compileall",
+        "-qq",
+        "-j",
+        "0",
+        "-x",
+        of_tests,
+        str(folder),
     ]
-    subprocess.run([*pip, pin], check=True)
-    extras = "marl,minari,offline,video,plot,tb,tune,onnx,serve,dash"
-    subprocess.run([*pip, "--editable", f"{ROOT}[{extras}]" if dev else str(ROOT)], check=True)
-    if dev:
-        subprocess.run([*pip, *_dev_tools()], check=True)
+    subprocess.run(compileall, check=False)
     stamp.write_text(wanted)
     return python
+
+
+def _pins(dev: bool) -> list[list[str]]:
+    """Return pinned packages in lists that take about as long to install; torch, exactly pinned, is the first.
+
+    A looser request for torch would fetch gigabytes of CUDA packages.
+    """
+    pins = CONSTRAINTS.read_text().partition("\n\n#")[0].splitlines()  # up to those of other virtualenvs
+    torch = next(pin for pin in pins if pin.startswith("torch=="))
+    pins.remove(torch)
+    return [[torch], pins[::2], pins[1::2]] if dev else [[torch]]
+
+
+def _side_by_side(commands: Iterable[list[str]]) -> None:
+    processes = [subprocess.Popen(command) for command in commands]
+    codes = [process.wait() for process in processes]
+    if any(codes):
+        raise SystemExit("pip failed")
 
 
 def _dev_tools() -> list[str]:

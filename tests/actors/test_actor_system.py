@@ -75,7 +75,7 @@ async def test_what_does_not_travel_is_named(system: ActorSystem) -> None:
     actor = await system.spawn(Recorder)
     with pytest.raises(TypeError, match=r"argument of echo\(\).*does not travel"):
         await actor.echo(threading.Lock())
-    with pytest.raises(TypeError, match=r"cannot be sent to another process.*inside the actor"):
+    with pytest.raises(TypeError, match="inside the actor"):
         await system.spawn(Recorder, threading.Lock())
     lock = threading.Lock()
     with pytest.raises(TypeError, match=r"the function for Recorder-0 cannot be sent"):
@@ -98,9 +98,9 @@ async def test_functions_are_applied_in_the_actor(actor: ActorHandle) -> None:
 
 
 async def test_unknown_methods_are_refused_with_the_nearest_name(actor: ActorHandle) -> None:
-    with pytest.raises(AttributeError, match=r"Recorder has no method 'ad'\. Did you mean 'add'\?"):
+    with pytest.raises(AttributeError, match=r"Did you mean 'add'\?"):
         actor.ad  # noqa: B018
-    with pytest.raises(AttributeError, match=r"await handle\.apply\(lambda actor: actor\.constant\)"):
+    with pytest.raises(AttributeError, match=r"handle\.apply\(lambda actor: actor\.constant\)"):
         actor.constant  # noqa: B018
     with pytest.raises(AttributeError, match="has no method '_private'"):
         await actor.call("_private")
@@ -198,7 +198,7 @@ async def test_calls_of_a_dead_actor_fail_with_its_last_words(
     actor = await system.spawn(Recorder, name="rec")
     waiting = asyncio.create_task(actor.wait(60))
     await asyncio.sleep(0)
-    with pytest.raises(PeerLostError, match=rf"(?s)'rec' \(Recorder, pid {actor.pid}\) {text}.*last words"):
+    with pytest.raises(PeerLostError, match=rf"(?s)\(Recorder, pid {actor.pid}\) {text}.*last words"):
         await actor.end(how)
     with pytest.raises(ActorLostError) as caught:
         await waiting

@@ -195,7 +195,7 @@ def test_a_module_that_the_algorithm_cannot_train_is_refused_and_nothing_changes
     with league(algorithm).build() as algo:
         algo.train()
         needed = "QNetAPI" if algorithm == "dqn" else "ValueFunctionAPI"
-        with pytest.raises(TypeError, match=f"needs module 'new' .WithoutValues. to be a {needed}"):
+        with pytest.raises(TypeError, match=f"'new' .WithoutValues. to be a {needed}"):
             algo.add_module("new", RLModuleSpec(module_class=WithoutValues))
         assert sorted(algo.config.module_ids) == ["p0", "p1"]
         assert trained_of(algo.train()) == {"p0", "p1"}

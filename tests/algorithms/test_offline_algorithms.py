@@ -458,7 +458,7 @@ def test_each_learner_needs_an_episode(data: Path) -> None:
     config = offline("bc", data).learners(num_learners=21)
     spec = config.get_multi_rl_module_spec(spaces={"default_policy": (CARTPOLE, gym.spaces.Discrete(2))})
     learner = config.learner_class(config=config, module_spec=spec, rank=20, num_ranks=21)
-    with pytest.raises(ConfigurationError, match=r"for rank 20 of 21, got 20 episodes .*lower num_learners"):
+    with pytest.raises(ConfigurationError, match="for rank 20 of 21, got 20 episodes"):
         learner.build()
 
 

@@ -169,7 +169,7 @@ def test_settings_without_effect_are_refused(config_class: Any) -> None:
 
 
 def test_an_expectile_lies_between_0_and_1() -> None:
-    with pytest.raises(ConfigurationError, match=r"expectile=1\.0: expected a number between 0 and 1"):
+    with pytest.raises(ConfigurationError, match=r"expectile=1\.0"):
         IQLConfig().environment("Pendulum-v1").offline_data(input_="data").training(expectile=1.0).validate()
 
 

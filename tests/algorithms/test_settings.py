@@ -186,7 +186,7 @@ def test_each_is_ignored_with_one_warning_or_refused_with_advice(
 
 
 def test_a_setting_is_taken_by_the_configs_that_have_it_in_rllib_only() -> None:
-    with pytest.raises(TypeError, match=r"DQNConfig\.training\(\) has no setting 'broadcast_interval'"):
+    with pytest.raises(TypeError, match="has no setting 'broadcast_interval'"):
         DQNConfig().training(broadcast_interval=1)
     with pytest.raises(TypeError, match="has no setting 'hiddens'"):
         DQNConfig().env_runners(hiddens=[256])
@@ -197,7 +197,7 @@ def test_a_setting_is_taken_by_the_configs_that_have_it_in_rllib_only() -> None:
 def test_a_setting_of_another_setter_is_named_instead_of_a_similar_one() -> None:
     with pytest.raises(ConfigurationError, match=r"set environment\(clip_actions=…\)"):
         SACConfig().training(clip_actions=True)
-    with pytest.raises(TypeError, match=r"Instead: \.checkpointing\(checkpoint_replay=…\)"):
+    with pytest.raises(TypeError, match=r"checkpointing\(checkpoint_replay=…\)"):
         SACConfig().training(checkpoint_replay=True)
 
 

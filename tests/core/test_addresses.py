@@ -56,7 +56,7 @@ def test_connecting_needs_one_machine_and_its_keys() -> None:
 
 def test_an_ipc_path_beyond_the_systems_limit_is_named() -> None:
     check_bind_address("ipc:///" + "x" * 106, has_keys=False)
-    with pytest.raises(ConfigurationError, match=r"108 bytes, the system allows 107: .* XDG_RUNTIME_DIR"):
+    with pytest.raises(ConfigurationError, match="XDG_RUNTIME_DIR"):
         check_bind_address("ipc:///" + "x" * 107, has_keys=False)
 
 

@@ -96,7 +96,7 @@ def test_writing_again_replaces(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["c", None])
 def test_objects_are_refused_by_place(name: str | None, tmp_path: Path, monkeypatch: Any) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    with pytest.raises(TypeError, match=r"one\['a'\]\[1\]: expected .* got builtins\.object"):
+    with pytest.raises(TypeError, match=r"expected .* got builtins\.object"):
         ckpt.write_checkpoint(name and tmp_path / name, {"one": {"a": [0, object()]}})
     assert list(tmp_path.iterdir()) == []
 

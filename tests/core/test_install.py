@@ -47,10 +47,9 @@ def test_importing_the_library_takes_little_beside_torchs_import() -> None:
         "import time; begin = time.process_time(); import torch; middle = time.process_time()\n"
         "from rlzmq import PPOConfig; print((time.process_time() - middle) / (middle - begin))"
     )
-    runs = [
-        subprocess.run([sys.executable, "-c", code], stdout=subprocess.PIPE, check=True) for _ in range(3)
-    ]
-    assert min(float(run.stdout) for run in runs) <= MAX_IMPORT
+    command = [sys.executable, "-c", code]
+    runs = (subprocess.run(command, stdout=subprocess.PIPE, check=True) for _ in range(3))
+    assert any(float(run.stdout) <= MAX_IMPORT for run in runs), "three times"
 
 
 @pytest.fixture(scope="module")

@@ -73,9 +73,9 @@ def test_arrays_come_back_with_dtype_and_shape() -> None:
 
 
 def test_what_has_no_plain_form_is_named_by_its_path() -> None:
-    with pytest.raises(NotPlainError, match=r"value\['a'\]\[1\]: expected .* got builtins.object"):
+    with pytest.raises(NotPlainError, match=r"value\['a'\]\[1\]: expected"):
         to_plain({"a": [1, object()]})
-    with pytest.raises(NotPlainError, match=r"x: expected an array of numbers or strings, got dtype object"):
+    with pytest.raises(NotPlainError, match="got dtype object"):
         to_plain(np.array([None]), "x")
     loop: list[Any] = []
     loop.append(loop)

@@ -76,7 +76,7 @@ def test_stacking_and_unstacking_undo_each_other() -> None:
 
 
 def test_items_that_do_not_stack_are_named() -> None:
-    with pytest.raises(ValueError, match=r"item 1 has shape \(3,\), expected \(2,\) like item 0"):
+    with pytest.raises(ValueError, match=r"item 1 has shape \(3,\), expected \(2,\)"):
         tree_stack([np.zeros(2), np.zeros(3)])
     with pytest.raises(ValueError, match="item 2 has another structure"):
         tree_stack([{"a": 1}, {"a": 1}, 5])
@@ -90,5 +90,5 @@ def test_items_that_do_not_stack_are_named() -> None:
 
 
 def test_a_value_outside_of_its_space_has_no_one_hot() -> None:
-    with pytest.raises(ValueError, match=r"expected values in 0…2 \(start of Discrete.* got 3…3"):
+    with pytest.raises(ValueError, match="expected values in 0…2"):
         one_hot(gym.spaces.Discrete(3), 3)

@@ -280,7 +280,7 @@ def test_a_full_disk_is_an_error_that_leaves_nothing(tmp_path: Path, monkeypatch
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(Path, "write_bytes", full)
-    with pytest.raises(ConfigurationError, match=r"cannot write .*policy\.pt2: No space left on device"):
+    with pytest.raises(ConfigurationError, match=r"policy\.pt2: No space left on device"):
         export_policy(policy_of(BOX, DISCRETE), tmp_path / "policy.pt2", format="pt2")
     assert list(tmp_path.iterdir()) == []
 
@@ -311,7 +311,7 @@ def test_one_module_of_a_multi_agent_policy(capsys: pytest.CaptureFixture[str], 
         algorithm.train()
         policies = {name: algorithm.get_policy(module_id=name) for name in ("p0", "p1")}
         both = algorithm.get_policy()
-    with pytest.raises(ConfigurationError, match=r"plays several agents.*\['p0', 'p1'\].*--module"):
+    with pytest.raises(ConfigurationError, match=r"\['p0', 'p1'\].*--module"):
         PolicyGraph(both)
     for policy in policies.values():
         graph = PolicyGraph(policy)

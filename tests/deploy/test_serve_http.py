@@ -378,7 +378,7 @@ def test_what_cannot_be_served_is_said_at_the_start(tmp_path: Path, checkpoint: 
         PolicyServer(path, http="192.0.2.1:80")
     with pytest.raises(ConfigurationError, match=r"cannot listen on 192.0.2.1:80"):
         PolicyServer(path, http="192.0.2.1:80", insecure=True)
-    with pytest.raises(ConfigurationError, match=r"malformed address '127.0.0.1': expected HOST:PORT"):
+    with pytest.raises(ConfigurationError, match="expected HOST:PORT"):
         PolicyServer(path, http="127.0.0.1")
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))

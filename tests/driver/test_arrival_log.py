@@ -92,18 +92,18 @@ def test_a_recorded_run_is_repeated_bit_for_bit(case: str, tmp_path: Path) -> No
     """Also the part of it that was resumed from a checkpoint, which does not hold a buffer's episodes."""
     config = CASES[case](tmp_path)
     with Algorithm.resume(tmp_path, config=config) as algo:
-        for _ in range(5):
+        for _ in range(3):
             algo.train()
         algo.save_checkpoint()
     with Algorithm.resume(tmp_path, config=config) as algo:
-        for _ in range(4):
+        for _ in range(2):
             algo.train()
         last = weights_of(algo)
     replay = Replay(tmp_path, config=config)
     assert replay.notes == []
     done = list(replay.updates())
     assert [update.version for update in done] == list(range(1, len(done) + 1))
-    assert len(done) >= 9
+    assert len(done) >= 5
     assert all(update.is_compared for update in done)
     assert len(replay.began_at) == 2
     if case in ("appo", "replay"):
@@ -323,7 +323,7 @@ def test_weights_that_differ_are_reported_with_update_parameter_and_size(
         for _ in range(4):
             algo.train()
     replay = Replay(tmp_path, config=config)
-    with pytest.raises(Mismatch, match=r"update 3: .* default_policy/\S+ differs, by about \d") as caught:
+    with pytest.raises(Mismatch, match=r"update 3: .* default_policy/\S+ differs") as caught:
         list(replay.updates())
     assert 0 < float(str(caught.value).partition("by about ")[2].split()[0]) < 1
     with monkeypatch.context() as of_somebody:

@@ -90,7 +90,7 @@ def test_a_large_model_in_the_runners() -> None:
 
 
 def test_a_learner_of_many_epochs() -> None:
-    found = bottleneck(config().training(num_epochs=40, minibatch_size=25))
+    found = bottleneck(config().training(num_epochs=15, minibatch_size=25))
     assert found["stage"] == "learner", found
     learner = found["shares"]["learners"]
     assert learner["forward"] + learner["backward"] > 0.5

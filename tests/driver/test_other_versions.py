@@ -58,7 +58,7 @@ async def test_a_runner_of_another_env_is_refused_with_both_digests(tmp_path: Pa
 def test_a_config_of_another_version_is_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     packed = pack_config(listening(tmp_path))
     monkeypatch.setattr("rlzmq.core.version.__version__", "9.9.9")
-    with pytest.raises(ConfigurationError, match=r"run uses rlzmq 0\.1\.0, this machine has rlzmq 9\.9\.9"):
+    with pytest.raises(ConfigurationError, match=r"this machine has rlzmq 9\.9\.9"):
         make_config(packed)
 
 

@@ -95,5 +95,5 @@ def test_a_group_without_a_run_has_what_callbacks_logged_in_its_own_metrics() ->
 
 
 def test_a_lookup_that_cannot_be_used_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"config\.custom_stats_cls_lookup: expected names with subclasses"):
+    with pytest.raises(ValueError, match=r"config\.custom_stats_cls_lookup"):
         make_config(0).reporting(custom_stats_cls_lookup={"distinct": set}).build()

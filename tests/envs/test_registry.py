@@ -57,9 +57,9 @@ def test_parameters_without_defaults_get_the_items_of_their_names() -> None:
     made = make_env(TakesTwo, {"size": 7, "speed": 2.5})
     assert (made.size, made.speed) == (7, 2.5)
     assert make_env(lambda size: TakesKeywords(size), {"size": 4}).size == 4
-    with pytest.raises(ConfigurationError, match=r"TakesTwo needs 'speed'.*env_config=\{'speed': …\}"):
+    with pytest.raises(ConfigurationError, match=r"env_config=\{'speed': …\}"):
         make_env(TakesTwo, {"size": 7})
-    with pytest.raises(ConfigurationError, match="give 'speed' a default, or take it from 'config'"):
+    with pytest.raises(ConfigurationError, match="give 'speed' a default"):
         make_env(TakesContextAndMore, {"speed": 1.0})
 
 
@@ -101,7 +101,7 @@ def test_a_wrong_env_is_refused_with_the_way_out(env: Any, expected: str) -> Non
 
 
 def test_settings_that_do_not_fit_are_refused() -> None:
-    with pytest.raises(ConfigurationError, match=r"takes no arguments, but config\.env_config has 'a'"):
+    with pytest.raises(ConfigurationError, match=r"config\.env_config has 'a'"):
         make_env(TakesNothing, {"a": 1})
     with pytest.raises(ConfigurationError, match=r"no parameter 'siz'.*Did you mean 'size'"):
         make_env(TakesKeywords, {"siz": 1})

@@ -56,7 +56,7 @@ def test_array_buffers_refuse_items_of_another_kind(bad: Any) -> None:
 def test_columns_of_strings_refuse_numbers_and_grow_with_longer_strings() -> None:
     buffer = InfiniteLookbackBuffer(["a", "b"])
     buffer.finalize()
-    with pytest.raises(ValueError, match=r"expected a string \(<U1\), got a number \(int64\), .*5"):
+    with pytest.raises(ValueError, match=r"expected a string .* got a number"):
         buffer.append(5)
     buffer.append("long")
     buffer[0] = "longer"

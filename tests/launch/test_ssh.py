@@ -216,10 +216,10 @@ def test_what_is_wrong_is_named_and_leaves_nothing(machines: Machines) -> None:
     known.write_text(
         "".join(line for line in known.read_text().splitlines(True) if second.address not in line)
     )
-    with pytest.raises(AssertionError, match=r"rlzmq: m3: (.|\n)*Host key verification failed"):
+    with pytest.raises(AssertionError, match=r"m3: (.|\n)*Host key verification failed"):
         Run(machines, runners=2)
     machines.directory.joinpath("known_hosts").write_text("")
-    with pytest.raises(AssertionError, match=r"rlzmq: m1: (.|\n)*Host key verification failed"):
+    with pytest.raises(AssertionError, match=r"m1: (.|\n)*Host key verification failed"):
         Run(machines, runners=2)
     until(lambda: not any(map(_is_ours, (*head.processes(), *first.processes(), *second.processes()))))
 

@@ -54,6 +54,7 @@ def join(
         store=dist.FileStore(str(path / f"store_{generation}"), world_size),
         generation=generation,
         timeout_s=timeout_s,
+        forming_timeout_s=30.0,
         interface=loopback_interface(),
     )
 

@@ -84,7 +84,7 @@ def test_hooks_are_called_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_exactly_one_data_source_is_needed() -> None:
     learner = square_learner()
-    with pytest.raises(ValueError, match="exactly one of batch, batches, episodes, data_iterators, got none"):
+    with pytest.raises(ValueError, match=r"exactly one of .* got none"):
         learner.update()
     with pytest.raises(ValueError, match="got batch, episodes"):
         learner.update(batch={"default_policy": rows(3)}, episodes=episodes(3))
@@ -250,7 +250,7 @@ def test_optimizers_of_other_parameters_and_other_names_are_refused() -> None:
         )
     with pytest.raises(KeyError, match="Did you mean 'default_optimizer'"):
         learner.get_optimizer("default_policy", "defautl_optimizer")
-    with pytest.raises(ValueError, match="already has an optimizer named 'default_optimizer'"):
+    with pytest.raises(ValueError, match="an optimizer named 'default_optimizer'"):
         learner.configure_optimizers_for_module("default_policy", learner.config)
 
 

@@ -206,7 +206,7 @@ def test_a_backend_that_cannot_be_used_is_refused_when_the_run_is_built(monkeypa
     mode = {"torch_compile_learner_dynamo_mode": "nonsense"}
     with pytest.raises(ConfigurationError, match="'eager' has no modes"):
         weights_after(torch_compile_learner=True, torch_compile_learner_dynamo_backend="eager", **mode)
-    with pytest.raises(ConfigurationError, match=r"'inductor' \(mode 'nonsense'\) cannot be used here"):
+    with pytest.raises(ConfigurationError, match=r"'inductor' \(mode 'nonsense'\)"):
         weights_after(torch_compile_learner=True, **mode)
 
 

@@ -303,7 +303,7 @@ def test_ranks_exchange_numbers_and_bytes_at_the_same_step_only(tmp_path: Path) 
 def past_main(rank: int, world_size: int, path: Path) -> list[list[int]]:
     if rank == 0:  # it has been through three attempts that failed in three ways, the others through none
         store = dist.FileStore(str(path / "nobody"), world_size)
-        with pytest.raises(PeerLostError, match=r"generation 0: rank 1 did not arrive within 0\.1 s"):
+        with pytest.raises(PeerLostError, match="rank 1 did not arrive"):
             RankGroup(rank=0, world_size=2, store=store, timeout_s=0.1, interface=loopback_interface())
         with pytest.raises(PeerLostError, match="generation 1 was called off"):
             RankGroup(rank=0, world_size=2, store=store, generation=1, is_called_off=lambda: True)

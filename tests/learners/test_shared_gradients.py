@@ -207,13 +207,13 @@ def fallen_main(
     assert isinstance(learner, FallingLearner)
     learner.signal_number, learner.after_post = signal.Signals(signal_number), after
     frozen = signal_number == signal.SIGSTOP
+    learner.update(batch=rows(8))  # the first one, which takes its time, before anybody waits for it
     join(learner, path, rank, world_size, timeout_s=1.0 if frozen else 30.0)
     (path / f"pid_{rank}").write_text(str(os.getpid()))
-    learner.update(batch=rows(8))
     before = learner.parameter_hash()
     learner.falls_at = learner.num_calls + falls_at
     began_at = time.monotonic()
-    with pytest.raises(PeerLostError, match=f"learner rank {rank} of {world_size}, generation 0") as caught:
+    with pytest.raises(PeerLostError, match=f"learner rank {rank} of {world_size}") as caught:
         learner.update(batch=rows(40))
     seconds = time.monotonic() - began_at
     undone = learner.parameter_hash() == before

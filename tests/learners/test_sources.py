@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import pickle
-import subprocess
-import sys
 from collections import Counter
 from pathlib import Path
 from typing import Any, ClassVar
@@ -25,6 +23,7 @@ from rlzmq.replay import EpisodeReplayBuffer, PrioritizedEpisodeReplayBuffer, op
 from rlzmq.replay.step_store import Transitions
 from tests.learners.cases import SquareLearner, episode, square_learner
 from tests.learners.test_train_batch import assert_identical
+from tests.support.warm_process import run_warm
 
 
 class OneStep(int):
@@ -348,8 +347,7 @@ try:
 except MemoryError:
     print("limited")
 """
-    command = [sys.executable, "-c", program, str(tmp_path)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=100)
+    done = run_warm("-c", program, str(tmp_path), timeout=100)
     assert done.stdout.split() == [str(1200 * (0 + 1 + 2 + 3)), "limited"], done.stderr
 
 

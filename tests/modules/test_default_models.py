@@ -353,7 +353,7 @@ def test_a_stateful_module_says_what_the_batch_lacks() -> None:
     with pytest.raises(ValueError, match="no column 'obs'"):
         module.forward_train({})
     state = expand(module.get_initial_state(), 2)
-    with pytest.raises(ValueError, match=r"with a time dimension.*AddTimeDimToBatchAndZeroPad"):
+    with pytest.raises(ValueError, match="AddTimeDimToBatchAndZeroPad"):
         module.forward_exploration({Columns.OBS: torch.zeros(2, 4), Columns.STATE_IN: state})
 
 
@@ -387,9 +387,9 @@ def test_initialisers_and_layer_norm_are_applied() -> None:
     assert [type(layer).__name__ for layer in encoder.layers] == ["Linear", "LayerNorm"] * 2
     assert bool((module.vf.layers[-1].bias == 1).all())
     assert bool((module.encoder.lstm.bias_hh_l0 == 0).all())
-    with pytest.raises(ConfigurationError, match=r"no 'xavier_uniformly'.*Did you mean 'xavier_uniform_'"):
+    with pytest.raises(ConfigurationError, match="Did you mean 'xavier_uniform_'"):
         build(VECTOR, fcnet_kernel_initializer="xavier_uniformly")
-    with pytest.raises(ConfigurationError, match=r"unknown activation 'tahn'\. Did you mean 'tanh'"):
+    with pytest.raises(ConfigurationError, match="Did you mean 'tanh'"):
         build(VECTOR, fcnet_activation="tahn")
 
 

@@ -38,7 +38,7 @@ class Custom(LinearModule):
 
 
 def test_unknown_model_settings_are_errors_with_the_closest_name() -> None:
-    with pytest.raises(ConfigurationError, match=r"no setting 'fcnet_hidden'\. Did you mean 'fcnet_hiddens'"):
+    with pytest.raises(ConfigurationError, match="Did you mean 'fcnet_hiddens'"):
         spec(model_config={"fcnet_hidden": [8]}).build()
     with pytest.raises(TypeError):
         DefaultModelConfig(fcnet_hidden=[8])  # type: ignore[call-arg]
@@ -64,7 +64,7 @@ def test_a_model_config_survives_its_plain_form() -> None:
     back = DefaultModelConfig.from_dict(plain)
     assert back.conv_filters == [[8, 3, 1]]
     assert back.to_dict() == plain
-    with pytest.raises(ConfigurationError, match=r"'lstm_bias_initializer'.*use the name of a function"):
+    with pytest.raises(ConfigurationError, match="'lstm_bias_initializer'"):
         DefaultModelConfig(lstm_bias_initializer=lambda tensor: None).to_dict()
 
 
@@ -100,7 +100,7 @@ def test_a_missing_space_names_the_module(module_class: Any) -> None:
     with pytest.raises(ConfigurationError, match=r"module 'p1' .*no action_space"):
         specs.build()
     specs["p1"].observation_space = None
-    with pytest.raises(ConfigurationError, match=r"module 'p1' .*no action_space and no observation_space"):
+    with pytest.raises(ConfigurationError, match="no action_space and no observation_space"):
         specs.build()
 
 
@@ -142,7 +142,7 @@ def test_a_spec_survives_its_plain_form() -> None:
     assert RLModuleSpec.from_dict(RLModuleSpec().to_dict()) == RLModuleSpec()
     described = spec(model_config=DefaultModelConfig(fcnet_hiddens=[3])).to_dict()
     assert described["model_config"]["fcnet_hiddens"] == [3]
-    with pytest.raises(ConfigurationError, match=r"no field 'model_class'\. Did you mean 'module_class'"):
+    with pytest.raises(ConfigurationError, match="Did you mean 'module_class'"):
         RLModuleSpec.from_dict({"model_class": "a:b"})
 
 
@@ -275,7 +275,7 @@ def test_load_state_path_restores_after_building(tmp_path: Path) -> None:
     assert not np.array_equal(built["a"].get_state()["pi.layers.0.weight"], 0)
     loaded = sized(load_state_path=path).build(module_id="a")
     assert same(loaded, both["a"])
-    with pytest.raises(CheckpointError, match=r"modules \['a', 'b'\]; the one to load is ambiguous"):
+    with pytest.raises(CheckpointError, match=r"modules \['a', 'b'\]; .* ambiguous"):
         sized(load_state_path=path).build(module_id="c")
     with pytest.raises(CheckpointError, match=r"none of \['c'\]"):
         MultiRLModuleSpec({"c": sized()}, load_state_path=path).build()

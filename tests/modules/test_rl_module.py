@@ -96,13 +96,13 @@ def returning(outputs: Any, **config: Any) -> Returns:
 def test_missing_outputs_are_errors_at_the_call() -> None:
     with pytest.raises(ValueError, match=r"module 'policy_1' .* got 'logits'"):
         returning({"logits": 1}).forward_exploration({})
-    with pytest.raises(TypeError, match=r"module 'policy_1'.*must return a dict of columns, got Tensor"):
+    with pytest.raises(TypeError, match=r"module 'policy_1'.*got Tensor"):
         returning(torch.zeros(1)).forward_inference({})
     with pytest.raises(ValueError, match=r"module 'policy_1'.*'state_out', got 'actions'"):
         returning({"actions": 1}, state={"h": torch.zeros(2)}).forward_inference({})
     module = returning({"actions": 1})
     assert module.forward_inference({}) == {"actions": 1}
-    with pytest.raises(ValueError, match=r"module 'policy_1'.*_forward_train .*'embeddings', got 'actions'"):
+    with pytest.raises(ValueError, match=r"_forward_train .*'embeddings'"):
         module.require_output(module.forward_train({}), Columns.EMBEDDINGS)
     assert module.require_output({"x": 3}, "x") == 3
 

@@ -171,7 +171,7 @@ def test_a_block_that_does_not_fit_is_refused() -> None:
     module = specs().build(seed=0)
     layout = WeightsLayout.of(module)
     before = layout.snapshot(module)
-    with pytest.raises(ValueError, match=rf"weights of 10 bytes do not fit.*{layout.num_bytes} bytes"):
+    with pytest.raises(ValueError, match=f"10 bytes do not fit.*{layout.num_bytes} bytes"):
         layout.load(module, bytes(10))
     module.remove_module("z")
     with pytest.raises(ValueError, match=r"differ from the layout \w+ in 'z/encoder"):

@@ -88,5 +88,5 @@ def test_actions_of_unknown_range_and_of_another_environment_are_refused(tmp_pat
         export_to_minari(tmp_path / "a", "test/range-v0")
     write_shard(tmp_path / "b", [episode(0, 2)], normalize_actions=True)
     for env in ("CartPole-v1", gym.spec("CartPole-v1"), gym.make("CartPole-v1")):
-        with pytest.raises(ConfigurationError, match=r"actions Box\(.* got .*CartPole.* with Discrete\(2\)"):
+        with pytest.raises(ConfigurationError, match=r"got .*CartPole.* with Discrete\(2\)"):
             export_to_minari(tmp_path / "b", "test/other-v0", env=env)

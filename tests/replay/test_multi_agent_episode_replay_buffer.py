@@ -240,7 +240,7 @@ def test_steps_of_other_modules_are_counted_and_not_kept(cls: Any) -> None:
 def test_bad_input_is_named() -> None:
     buffer = MultiAgentEpisodeReplayBuffer(100, seed=1)
     for wrong in (SingleAgentEpisode(), 3, "abc", [SingleAgentEpisode()]):
-        with pytest.raises(TypeError, match="expected MultiAgentEpisodes or EpisodeBatches of them, got"):
+        with pytest.raises(TypeError, match="expected MultiAgentEpisodes"):
             buffer.add(wrong)
     with pytest.raises(ValueError, match="no stored step of 'any module'"):
         buffer.sample(3)
@@ -250,7 +250,7 @@ def test_bad_input_is_named() -> None:
     buffer.add(episode_of(1, 3, agents="b"))
     with pytest.raises(ValueError, match=r"no stored step of 'r'; modules: \['p', 'q'\]"):
         buffer.sample(3, modules_to_sample=["r"])
-    with pytest.raises(ValueError, match=r"no stored env step at which all modules \['p', 'q'\] have a step"):
+    with pytest.raises(ValueError, match=r"all modules \['p', 'q'\] have a step"):
         buffer.sample(3, replay_mode="synchronized")
     with pytest.raises(ValueError, match="synchronized replay is for transitions"):
         buffer.sample(3, replay_mode="synchronized", batch_length_T=4)

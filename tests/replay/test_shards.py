@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
 import sys
 from pathlib import Path
 
@@ -16,6 +15,7 @@ from rlzmq.core.errors import ConfigurationError
 from rlzmq.episodes.episode_batch import EpisodeBatch
 from rlzmq.episodes.single_agent_episode import SingleAgentEpisode
 from rlzmq.replay import EpisodeRecorder, open_shards, write_shard
+from tests.support.warm_process import WarmPopen
 
 
 def episodes(num: int, seed: int = 0) -> list[SingleAgentEpisode]:
@@ -116,7 +116,7 @@ def test_columns_that_do_not_fit_together_are_named(tmp_path: Path) -> None:
         actions=[np.int64(1)], rewards=[0.0], terminated=True, len_lookback_buffer=0,
     )  # fmt: skip
     write_shard(tmp_path / "b", [other])
-    with pytest.raises(ConfigurationError, match=r"column 'obs': expected .*uint8 \(4, 4\).* got .*\(4, 5\)"):
+    with pytest.raises(ConfigurationError, match=r"column 'obs': expected .*uint8 \(4, 4\)"):
         open_shards(tmp_path)
     with pytest.raises(ValueError, match="column 'obs'"):
         write_shard(tmp_path, [one, other])
@@ -205,7 +205,7 @@ def test_many_processes_write_into_a_directory_and_one_is_killed(tmp_path: Path,
     for index in range(3):
         fault = {"RLZMQ_FAULT": f"{place}:kill:4"} if index == 0 else {}
         command = [sys.executable, "-c", WRITER, str(tmp_path), str(100 * index)]
-        writers.append(subprocess.Popen(command, env={**os.environ, **fault}))
+        writers.append(WarmPopen(command, env={**os.environ, **fault}))
     assert [writer.wait(60) for writer in writers] == [-signal.SIGKILL, 0, 0]
     opened = open_shards(tmp_path)
     ids = sorted(id_ for shard in opened.shards for id_ in shard.episode_ids)

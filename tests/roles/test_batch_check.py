@@ -153,7 +153,7 @@ def test_agents_have_spaces_of_their_own() -> None:
     check.expect({"of_a": small, "of_b": large}, gym.spaces.Dict({"a": small, "b": large}))
     check.check(batch(9, 9))
     for column, wrong in (("obs", batch(10, 9)), ("actions", batch(9, 10))):
-        with pytest.raises(ValueError, match=rf"'{column}': expected values of Discrete\(10\), got 10"):
+        with pytest.raises(ValueError, match=f"'{column}': expected .*, got 10"):
             check.check(wrong)
 
 

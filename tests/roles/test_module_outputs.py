@@ -73,7 +73,7 @@ def test_a_trial_step_knows_exactly_the_columns_of_a_fragment(model: str, explor
     check.check(batch)
     name = "action_dist_inputs"
     batch.columns[name] = np.zeros((*batch.columns[name].shape, 2), np.float32)
-    with pytest.raises(ValueError, match=r"action_dist_inputs.*the module's own outputs define it"):
+    with pytest.raises(ValueError, match="the module's own outputs define it"):
         check.check(batch)
 
 

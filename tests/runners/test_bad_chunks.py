@@ -134,7 +134,7 @@ class PutsOutNaN(LinearModule):
 def test_a_module_that_puts_out_nan_is_blamed_itself() -> None:
     config = make_config(Spoils, num_envs=1).rl_module(rl_module_spec=RLModuleSpec(PutsOutNaN))
     runner = SingleAgentEnvRunner(config=config)
-    with pytest.raises(ValueError, match=r"The module .* nan in column 'action_dist_inputs'"):
+    with pytest.raises(ValueError, match="nan in column 'action_dist_inputs'"):
         runner.sample_lease(10)
 
 

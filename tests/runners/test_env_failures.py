@@ -78,7 +78,7 @@ def test_a_failure_at_the_border_closes_the_episode_whose_chunks_were_returned(m
 
 def test_switched_off_the_error_names_env_seed_and_cause(make_runner: Any) -> None:
     runner = make_runner({"fails_at": 2, "failing": [1]}, restart_failed_sub_environments=False)
-    with pytest.raises(EnvError, match=r"Environment 1 of env runner 0 raised RuntimeError in step") as info:
+    with pytest.raises(EnvError, match="Environment 1 of env runner 0") as info:
         runner.sample_lease(5)
     text = str(info.value)
     assert "run seed 7" in text
@@ -111,7 +111,7 @@ def test_an_env_may_ask_to_be_recreated_without_a_log(make_runner: Any, caplog: 
 
 def test_five_failures_within_a_minute_stop_the_run_and_say_how_to_reproduce_them(make_runner: Any) -> None:
     runner = make_runner({"fails_at": 4, "failing": [1]}, num_envs=2)
-    with pytest.raises(EnvError, match="5 failures within 60 s, more than env_failures") as info:
+    with pytest.raises(EnvError, match="5 failures within 60 s") as info:
         runner.sample_lease(50)
     text, way = str(info.value), info.value.way_there  # type: ignore[attr-defined]
     assert isinstance(info.value.__cause__, RuntimeError)
@@ -283,7 +283,7 @@ def test_observations_outside_of_their_space_are_refused_at_the_first_reset() ->
             return np.full(3, 7, np.float32), {}
 
     config = make_config(Outside)
-    with pytest.raises(EnvError, match=r"first observation .* is not in observation_space"):
+    with pytest.raises(EnvError, match="is not in observation_space"):
         SingleAgentEnvRunner(config=config).sample_lease(1)
     config.environment(disable_env_checking=True)
     assert SingleAgentEnvRunner(config=config).sample_lease(1).num_env_steps == 3

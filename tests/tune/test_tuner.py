@@ -246,7 +246,7 @@ def test_parameters_and_resources_of_a_trainable(run_config: tune.RunConfig) -> 
     trainable = tune.with_resources(tune.with_parameters(scaled, factor=5), {"CPU": 2})
     result = tune.Tuner(trainable, param_space={"x": 3}, run_config=run_config).fit()[0]
     assert (result.metrics["value"], result.metrics["cpu"]) == (15, 2)
-    with pytest.raises(ConfigurationError, match=r"tune\.report\(\) was called outside of a trial"):
+    with pytest.raises(ConfigurationError, match="called outside of a trial"):
         tune.report({"a": 1})
 
 
@@ -434,7 +434,7 @@ def test_a_driver_elsewhere_is_dead_when_its_heartbeat_stops(
 
 def test_a_storage_that_cannot_be_used_is_named_without_its_password(tmp_path: Path) -> None:
     url = f"sqlite:///{tmp_path}/missing/study.db"
-    with pytest.raises(ConfigurationError, match=r"The storage sqlite:///.*missing/study.db cannot be used"):
+    with pytest.raises(ConfigurationError, match=r"missing/study.db cannot be used"):
         Study(url, "s", "max", BasicVariantGenerator(), {})
     with pytest.raises(ConfigurationError) as caught:
         Study("nodatabase://me:secret@host/x", "s", "max", BasicVariantGenerator(), {})
