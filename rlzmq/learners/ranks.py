@@ -51,6 +51,8 @@ COMPARE_EVERY_UPDATES = 100
 """Number of updates between comparisons of the ranks' weights; they are also compared after each re-forming."""
 # After this many updates (the first one warms up), rank 0 logs whether several ranks are worthwhile.
 _NUM_MEASURED_UPDATES = 6
+# Random numbers of one update; an odd number as `numpy.random.PCG64.jumped` has it, so that updates are not correlated.
+_STREAM_LENGTH = 0x9E3779B97F4A7C15F39CC0605CEDC835
 
 
 class UpdateAgreement(NamedTuple):
@@ -112,10 +114,8 @@ class Ranks:
         self._speedups: list[float] = []  # in the first updates
         self._num_threads: int | None = None  # with torch_num_threads="auto"
         self.rng: np.random.Generator = np.random.Generator(np.random.PCG64(0))
-        self._stream: tuple[tuple[int, int], Any] = (
-            (-1, -1),
-            {},
-        )  # seed and rank, and where their numbers begin
+        # Seed and rank, and where their numbers begin.
+        self._stream: tuple[tuple[int, int], Any] = ((-1, -1), {})
 
     def join(
         self,
@@ -191,7 +191,7 @@ class Ranks:
         # A new generator for each update would take longer than a small update's draws.
         bits: Any = self.rng.bit_generator
         bits.state = self._stream[1]
-        bits.advance(self._learner.weights_seq_no << 64)
+        bits.advance(self._learner.weights_seq_no * _STREAM_LENGTH)
 
     def torch_threads(self) -> AbstractContextManager[None]:
         """Use ``config.torch_num_threads`` torch threads in the block."""
