@@ -220,14 +220,6 @@ class ChunkTable:
     continues: NDArray[np.bool_]
     num_finished: int
 
-    @classmethod
-    def of_whole_rows(cls, num_envs: int, num_steps: int) -> ChunkTable:
-        """Return the table of a fragment in which all episodes go on, from its begin to its end."""
-        zeros = np.zeros(num_envs, np.int64)
-        terminated, truncated = np.zeros((2, num_envs), np.bool_)
-        continues = np.ones(num_envs, np.bool_)
-        return cls(np.arange(num_envs), zeros, zeros + num_steps, terminated, truncated, continues, 0)
-
     def select(self, mask: NDArray[np.bool_]) -> ChunkTable:
         """Return the chunks where ``mask`` is True."""
         return ChunkTable(

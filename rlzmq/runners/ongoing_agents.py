@@ -38,18 +38,19 @@ class GrowingColumn:
         example: A block, leaves ``[B, ...]``, that defines shapes and dtypes. A block of another dtype changes the
             column's dtype to the common one.
         capacity: Number of rows to make room for.
+        num_rows: Number of rows of zeros to begin with.
     """
 
     __slots__ = ("_array", "_capacity", "_leaves", "_row_shape", "_spec", "num_rows")
 
-    def __init__(self, example: object, capacity: int = 0) -> None:
+    def __init__(self, example: object, capacity: int = 0, num_rows: int = 0) -> None:
         self._capacity = max(capacity, _FEWEST_ROWS)
         leaves, self._spec = tree_flatten(example)
-        self._leaves = [np.empty((self._capacity, *np.shape(leaf)[1:]), leaf.dtype) for leaf in leaves]
+        self._leaves = [np.zeros((self._capacity, *np.shape(leaf)[1:]), leaf.dtype) for leaf in leaves]
         # The only leaf, if the column is an array.
         self._array: NDArray[Any] | None = self._leaves[0] if type(example) is np.ndarray else None
         self._row_shape = self._leaves[0].shape[1:] if self._leaves else ()
-        self.num_rows: int = 0
+        self.num_rows: int = num_rows
 
     def put(self, block: object, num_rows: int) -> bool:
         """Add a block of `num_rows` rows if it is an array like the column, and there is room for it."""
@@ -139,6 +140,7 @@ class ModuleStore:
         self._acts: dict[str, GrowingColumn] = {}
         self.num_observations: int = 0
         self.num_acts: int = 0
+        self._num_kept = 0  # acts of earlier fragments
 
     def add_observations(self, block: object, num_rows: int) -> None:
         """Append a block of observations, leaves ``[num_rows, ...]``."""
@@ -159,11 +161,15 @@ class ModuleStore:
         """
         acts, first = self._acts, self.num_acts
         if first and columns.keys() != acts.keys():
-            odd = ", ".join(map(repr, sorted(columns.keys() ^ acts.keys())))
-            raise ValueError(
-                f"Module {self.module_id!r} returned the columns {sorted(columns)}, but {sorted(acts)} before: "
-                f"{odd} must be there at every step or never."
-            )
+            if first != self._num_kept:
+                odd = ", ".join(map(repr, sorted(columns.keys() ^ acts.keys())))
+                raise ValueError(
+                    f"Module {self.module_id!r} returned the columns {sorted(columns)}, but {sorted(acts)} before: "
+                    f"{odd} must be there at every step or never."
+                )
+            # The earlier fragment explored, and this one does not, or the other way round.
+            acts = {name: acts.get(name) or GrowingColumn(of, first, first) for name, of in columns.items()}
+            self._acts = acts
         for name, block in columns.items():
             column = acts.get(name)
             if column is not None and column.put(block, num_rows):
@@ -201,6 +207,7 @@ class ModuleStore:
             self.add_observations(observations, len(observation_rows))
         if acts is not None:
             self.add_acts(len(act_rows), acts)
+            self._num_kept = self.num_acts
 
 
 def gather_states(places: Sequence[tuple[Any, int, int]]) -> Any:

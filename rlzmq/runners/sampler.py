@@ -20,6 +20,7 @@ import logging
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -65,6 +66,9 @@ _ENDLESS_S, _ENDLESS_AGAIN = 10.0, 6.0  # until the first warning; the next one 
 # takes longer than so few steps. The columns have room for few more, as they stay in memory.
 _FEW_STEPS = 8
 _SHARED_STEPS = 16
+
+# Columns that no module puts out.
+_OF_ENV = {Columns.OBS, Columns.REWARDS, Columns.WEIGHTS_VERSION}
 
 BoolArray = NDArray[np.bool_]
 
@@ -244,7 +248,9 @@ class RowsSampler(Sampler):
         self._state: Any = None
         self._carried_infos = {(index, lookback): info for index, info in infos.items()}
         # Where the fragment is written, from the slot `_first` on.
-        self._block = block = ColumnBlock(num_envs, lookback + 1)
+        self._block = block = ColumnBlock(
+            num_envs, lookback + 1, np.zeros((2, lookback + 1, num_envs), np.bool_)
+        )
         self._first = 0
         self._rows = ColumnRows(
             block.columns, 0, is_first=np.ones(num_envs, np.bool_), num_previous=self._num_previous
@@ -314,6 +320,8 @@ class RowsSampler(Sampler):
         writers = self._writers
         if writers is None or (not step and outputs.keys() != writers.keys()):
             writers = self._writers = {}
+            for name in self._block.columns.keys() - outputs.keys() - _OF_ENV if not step else ():
+                del self._block.columns[name]  # of a fragment whose actions explored, or did not
             for name, values in outputs.items():
                 writers[name] = self._block.writer(name, values)
         if len(outputs) != len(writers):
@@ -380,7 +388,8 @@ class RowsSampler(Sampler):
                 self._check_autoreset(terminated | truncated)
             table = find_chunks(terminated, truncated, self._starts_with_reset)
         else:
-            table = ChunkTable.of_whole_rows(self.num_envs, num_steps)
+            zeros, no = np.zeros(self.num_envs, np.int64), np.zeros(self.num_envs, np.bool_)
+            table = ChunkTable(np.arange(self.num_envs), zeros, zeros + num_steps, no, no, ~no, 0)
         if request.num_episodes is not None:
             table = table.select(np.arange(len(table.length)) < min(request.num_episodes, table.num_finished))
         start = table.env_index * num_slots + lookback + table.first_step
@@ -496,6 +505,7 @@ def _sums(values: NDArray[Any], start: NDArray[np.int64], length: NDArray[np.int
 Writer = Callable[[int, Any], None]
 
 
+@dataclass
 class ColumnBlock:
     """Columns by name, each a tree of arrays ``[num_envs, num_slots, ...]``.
 
@@ -503,11 +513,10 @@ class ColumnBlock:
         flags: bool ``[2, num_slots, num_envs]``: terminated and truncated.
     """
 
-    def __init__(self, num_envs: int, num_slots: int) -> None:
-        self.num_envs = num_envs
-        self.num_slots = num_slots
-        self.columns: dict[str, Any] = {}
-        self.flags: BoolArray = np.zeros((2, num_slots, num_envs), np.bool_)
+    num_envs: int
+    num_slots: int
+    flags: BoolArray
+    columns: dict[str, Any] = field(default_factory=dict)
 
     def writer(self, name: str, example: object = None) -> Writer:
         """Return ``write(slot, values)`` for values ``[num_envs, ...]`` of a column.
@@ -551,7 +560,8 @@ class ColumnBlock:
             begin, end: The slots.
             num_slots: The block's slots, of which further ones are zeros; None: only those that are copied.
         """
-        part = ColumnBlock(self.num_envs, end - begin if num_slots is None else num_slots)
+        size = end - begin if num_slots is None else num_slots
+        part = ColumnBlock(self.num_envs, size, np.zeros((2, size, self.num_envs), np.bool_))
 
         def cut(leaf: NDArray[Any]) -> NDArray[Any]:
             if num_slots is None:
@@ -590,34 +600,19 @@ def find_chunks(
         The chunks with at least one step.
     """
     num_steps, num_envs = terminated.shape
-    done = terminated | truncated
-    # (step, env) of every episode end, sorted by step, then env
-    end_step, end_env = np.nonzero(done)
-    # The same, sorted by env, then step, so that consecutive ends of one env are neighbors.
-    order = np.lexsort((end_step, end_env))
-    env, step = end_env[order], end_step[order]
-    begin = np.empty_like(step)
-    is_first = np.ones(len(env), np.bool_)
-    if len(env):
-        is_first[1:] = env[1:] != env[:-1]
-        begin[1:] = step[:-1] + 2  # the end, the autoreset step, then the next episode's first step
-        begin[is_first] = starts_with_reset[env[is_first]]
-    begins, firsts = np.empty_like(begin), np.empty_like(is_first)
-    begins[order], firsts[order] = begin, is_first
-    continues = firsts & ~starts_with_reset[end_env]
-
-    open_begin = starts_with_reset.astype(np.int64)
-    open_continues = ~starts_with_reset
-    np.maximum.at(open_begin, end_env, end_step + 2)
-    open_continues[end_env] = False
-
-    table = ChunkTable(
-        env_index=np.concatenate([end_env, np.arange(num_envs)]),
-        first_step=np.concatenate([begins, open_begin]),
-        length=np.concatenate([end_step + 1 - begins, num_steps - open_begin]),
-        terminated=np.concatenate([terminated[end_step, end_env], np.zeros(num_envs, np.bool_)]),
-        truncated=np.concatenate([truncated[end_step, end_env], np.zeros(num_envs, np.bool_)]),
-        continues=np.concatenate([continues, open_continues]),
-        num_finished=len(end_env),
-    )
+    end_step, end_env = np.nonzero(terminated | truncated)
+    # Ended chunks by (step, env), then one per env that goes on; `order` has each behind the one before it in its env.
+    env = np.concatenate([end_env, np.arange(num_envs)])
+    end = np.concatenate([end_step + 1, np.full(num_envs, num_steps)])
+    order = np.lexsort((end, env))
+    first = order[np.searchsorted(env[order], np.arange(num_envs))]
+    begin = np.empty_like(end)
+    begin[order[1:]] = end[order[:-1]] + 1  # behind the autoreset step
+    begin[first] = starts_with_reset
+    continues = np.zeros(len(env), np.bool_)
+    continues[first] = ~starts_with_reset
+    no = np.zeros(num_envs, np.bool_)
+    has_terminated = np.concatenate([terminated[end_step, end_env], no])
+    has_truncated = np.concatenate([truncated[end_step, end_env], no])
+    table = ChunkTable(env, begin, end - begin, has_terminated, has_truncated, continues, len(end_env))
     return table.select(table.length > 0)

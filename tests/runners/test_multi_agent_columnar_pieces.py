@@ -24,12 +24,14 @@ from rlzmq.connectors.env_to_module import (
 )
 from rlzmq.connectors.learner import ComputeReturnsToGo, FrameStackingLearner
 from rlzmq.connectors.rows import TrainRows
+from rlzmq.envs.examples import MultiAgentCartPole
 from rlzmq.episodes.columns import Columns
+from rlzmq.modules.default_models.actor_critic import DefaultActorCriticModule
 from rlzmq.modules.multi_rl_module_spec import MultiRLModuleSpec
 from rlzmq.modules.spec import RLModuleSpec
 from rlzmq.runners.agents_rows_sampler import AgentsRowsSampler
 from rlzmq.runners.episode_sampler import EpisodeSampler
-from rlzmq.runners.vector_env_runners import MultiAgentEnvRunner
+from rlzmq.runners.vector_env_runners import MultiAgentEnvRunner, make_env_runner
 from tests.episodes.test_episode_wire import received
 from tests.learners.test_train_batch import assert_identical, built
 from tests.runners.multi_agent_envs import AGENTS, RestlessAgentsEnv, SteadyModule
@@ -325,3 +327,27 @@ class PreviousRewardSum(ConnectorV2):
 
 def test_a_users_piece_with_a_row_form_takes_part() -> None:
     check(make_config([PreviousRewardSum], num_envs=3), PROGRAM)
+
+
+class PutsOutMoreWhileExploring(DefaultActorCriticModule):
+    def _forward_exploration(self, batch: Any, **kwargs: Any) -> Any:
+        return {**super()._forward_exploration(batch), "mark": torch.full((len(batch["obs"]),), 7.0)}
+
+
+@pytest.mark.parametrize("num_agents", [1, 2])
+@pytest.mark.parametrize("explores_first", [True, False])
+def test_a_fragment_has_the_columns_of_its_own_steps(num_agents: int, explores_first: bool) -> None:
+    """Exploring and greedy actions within an episode may have different columns, as modules put them out."""
+    config = PPOConfig().env_runners(num_envs_per_env_runner=2).debugging(seed=0)
+    spec = RLModuleSpec(module_class=PutsOutMoreWhileExploring)
+    if num_agents == 1:
+        config.environment("CartPole-v1").rl_module(rl_module_spec=spec)
+    else:
+        config.environment(MultiAgentCartPole, env_config={"num_agents": num_agents})
+        config.multi_agent(policies={"p"}, policy_mapping_fn=lambda agent_id, episode, **kwargs: "p")
+        config.rl_module(rl_module_spec=MultiRLModuleSpec(rl_module_specs={"p": spec}))
+    with make_env_runner(config, 0) as runner:
+        for explore in (explores_first, not explores_first, explores_first):
+            for batch in runner.sample(num_timesteps=6, explore=explore).agent_batches:
+                assert ("mark" in batch.columns) == explore
+                assert not explore or (batch["mark"] == 7).all()
