@@ -9,7 +9,7 @@ import itertools
 import os
 import sys
 import sysconfig
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import CodeType, FrameType, ModuleType, TracebackType
 from typing import Any
 
@@ -96,6 +96,9 @@ class _RLlibModule(ModuleType):
             if not name.startswith("__") and hasattr(importlib.import_module(module), name):
                 return getattr(sys.modules[module], name)
         raise AttributeError(f"module {self.__name__!r} has no attribute {name!r}")
+
+    def __reduce__(self) -> tuple[Callable[[str], ModuleType], tuple[str]]:
+        return importlib.import_module, (self.__name__,)  # in functions and classes that are sent to actors
 
 
 class MissingNameFinder:

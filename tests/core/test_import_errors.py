@@ -9,6 +9,7 @@ import sys
 import sysconfig
 from pathlib import Path
 
+import cloudpickle
 import pytest
 
 import rlzmq
@@ -64,6 +65,8 @@ def test_module_paths_of_rllibs_are_paths_below_rlzmq() -> None:
         tune.search.optuna import OptunaSearch
         train import CheckpointConfig, RunConfig""".splitlines():
         exec(f"from rlzmq.{path.strip()}", {})
+        module = sys.modules[f"rlzmq.{path.split()[0]}"]
+        assert cloudpickle.loads(cloudpickle.dumps(module)) is module
 
 
 def test_no_public_name_is_explained_as_one_of_rllibs_only() -> None:
