@@ -173,7 +173,7 @@ class AsyncLearnerGroup:
             is_on=self.config.restart_failed_learners,
             may_go_on=True,
         )
-        self.formation = LearnerFormation(self.config, self.supervisor, self._form)
+        self.formation = LearnerFormation(self.config, self.supervisor, self._join_ranks)
         await self.formation.begin(max(num, 1))
 
     async def _spawn(self, place: Place) -> Any:
@@ -206,7 +206,7 @@ class AsyncLearnerGroup:
             await handle.apply(lambda role: role.change_modules(lambda learner: None, ids))
         return handle
 
-    async def _form(self, handles: Sequence[Any], registers: bool = True) -> None:
+    async def _join_ranks(self, handles: Sequence[Any], registers: bool = True) -> None:
         """Form the next generation from these ranks, in rank order. All get the newest state among them."""
         # Their store belongs to the driver (a file or a server), so it outlives every rank.
         self.generation += 1

@@ -307,7 +307,7 @@ class BrokerPipeline(RunTasks):
             self._runners.supervisor.prepare_all(self._connect_runner),
         )
         await self._register_learners()
-        learners.formation.begin_lineage = partial(self._form, begins_lineage=True)
+        learners.formation.begin_lineage = partial(self._register_ranks, begins_lineage=True)
 
     async def _connect_runner(self, place: Place) -> None:
         index, peer_id, name = place.index, new_peer_id(), f"runner-{place.index}"
@@ -340,7 +340,7 @@ class BrokerPipeline(RunTasks):
         is_done = False
         while not is_done:
             async with self._learners.formation.steady() as handles:
-                is_done = await self._form(handles, begins_lineage=begins_lineage)
+                is_done = await self._register_ranks(handles, begins_lineage=begins_lineage)
 
     def _link(self, name: str, **more: object) -> dict[str, Any]:
         return {"run_id": self._run_id, "name": name, "data_address": self._broker.addresses["data"], **more}
@@ -579,7 +579,7 @@ class BrokerPipeline(RunTasks):
         """Continue from the state that was loaded into the learners; what was sampled meanwhile is dropped."""
         await self._register_learners(begins_lineage=True)
 
-    async def _form(self, handles: list[Any], *, begins_lineage: bool) -> bool:
+    async def _register_ranks(self, handles: list[Any], *, begins_lineage: bool) -> bool:
         """Register the ranks of a formed group under the next generation; return False if one died in the meantime.
 
         If it begins a lineage, everything in progress on all peers is discarded.
@@ -593,7 +593,7 @@ class BrokerPipeline(RunTasks):
                 self._driver.reset(generation, version)
                 await self.publish()
             forming = (
-                handle.form(rank, num_ranks, generation, self.accounting.num_consumed, begins_lineage)
+                handle.register_as(rank, num_ranks, generation, self.accounting.num_consumed, begins_lineage)
                 for rank, handle in enumerate(handles)
             )
             await asyncio.gather(*forming)

@@ -239,12 +239,12 @@ def _of_agents(cls: type[B], episodes: list[MultiAgentEpisode]) -> B:
     for e, episode in enumerate(episodes):
         for order, (agent_id, sae) in enumerate(episode.agent_episodes.items()):
             track = episode._timeline.tracks[agent_id]
-            kind = (sae.module_id, _form(sae.observations))
+            kind = (sae.module_id, _kind_of(sae.observations))
             if sae.rewards.len_incl_lookback() == 0:
                 empty.append((kind, e, order, sae, track))
                 continue
-            outputs = frozenset((name, _form(column)) for name, column in sae.extra_model_outputs.items())
-            key = (kind, _form(sae.actions), outputs)
+            outputs = frozenset((name, _kind_of(column)) for name, column in sae.extra_model_outputs.items())
+            key = (kind, _kind_of(sae.actions), outputs)
             groups.setdefault(key, _Group()).add(e, order, sae, track)
     by_kind = {key[0]: group for key, group in groups.items()}
     for kind, e, order, sae, track in empty:  # without steps, it fits any columns of its module
@@ -294,7 +294,7 @@ def _observation_spaces(episodes: list[MultiAgentEpisode]) -> object:
     return gym.spaces.Dict(merged) if isinstance(spaces, gym.spaces.Dict) else merged
 
 
-def _form(buffer: InfiniteLookbackBuffer) -> object:
+def _kind_of(buffer: InfiniteLookbackBuffer) -> object:
     """Return structure, shapes and kinds of one item of a column. Items of equal forms can be stacked into one."""
     if not buffer.len_incl_lookback():
         return None

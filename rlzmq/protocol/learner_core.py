@@ -153,7 +153,7 @@ class _HeldShard:
 
 
 class LearnerCore(PeerCore):
-    """A learner rank's state machine. Nothing is sent before the first `form_group`.
+    """A learner rank's state machine. Nothing is sent before the first `begin_generation`.
 
     Args:
         run_id, name, uuid: See `messages.Hello`.
@@ -261,12 +261,12 @@ class LearnerCore(PeerCore):
         """Return this rank's memory of trained updates, packed.
 
         Ranks that adopt this rank's state need it together with the parameters and the optimizer state
-        (`form_group`).
+        (`begin_generation`).
         """
         return self._memory.pack(self.lineage)
 
     @unless_stopped
-    def form_group(
+    def begin_generation(
         self,
         generation: int,
         rank: int,

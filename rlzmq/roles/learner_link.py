@@ -405,13 +405,13 @@ class LearnerLink(PeerLink):
         self.group_lost: asyncio.Future[str] = self._loop.create_future()
 
     def register(self) -> None:
-        """Do nothing: registration follows in `form`."""
+        """Do nothing: registration follows in `enlist`."""
 
     def begin_forming(self) -> None:
         """Stop training updates of the current generation, before the group is re-formed."""
         self.core.is_forming = True
 
-    def form(
+    def enlist(
         self,
         *,
         generation: int,
@@ -434,7 +434,7 @@ class LearnerLink(PeerLink):
         version = self._learner.weights_seq_no
         faults.record("formed", generation=generation, rank=rank, num_ranks=num_ranks, next_update=version)
         self.do(
-            self.core.form_group(
+            self.core.begin_generation(
                 generation,
                 rank,
                 num_ranks,
@@ -480,7 +480,7 @@ class LearnerLink(PeerLink):
     def _train(self, update: ShardPlan, decoded: Sequence[_Decoded]) -> None:
         """Train a plan's shards on the learner thread."""
         if self.core.is_forming:
-            return  # void: `form` will name the next update
+            return  # void: `enlist` will name the next update
         batches = [batch for batch, *_ in decoded]  # a rank may have no fresh data
         num_steps = self.num_env_steps_before + update.num_env_steps_all_ranks
         # Without sampling, schedules follow the learner's count of trained steps.

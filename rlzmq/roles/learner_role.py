@@ -181,7 +181,7 @@ class LearnerRole(PeerRole):
     # -- on the event loop ----------------------------------------------------------------------
 
     async def connect(self, link: Mapping[str, Any]) -> None:
-        """Connect to the broker; registration follows once the group is formed (`form`, or `rejoin`).
+        """Connect to the broker; registration follows once the group is formed (`register_as`, or `rejoin`).
 
         Raises:
             ConfigurationError: ``config.record_dir`` cannot be used.
@@ -200,7 +200,7 @@ class LearnerRole(PeerRole):
         self._link.change_layout(self._synced_module_ids)
         await self._link.start()
 
-    async def form(
+    async def register_as(
         self, rank: int, num_ranks: int, generation: int, num_env_steps_before: int, begins_lineage: bool
     ) -> None:
         """Register under a new generation after the group was formed; updates in flight are discarded.
@@ -212,7 +212,9 @@ class LearnerRole(PeerRole):
             begins_lineage: The driver has sent a RESET of this generation.
         """
         self._link.num_env_steps_before = num_env_steps_before
-        self._link.form(generation=generation, rank=rank, num_ranks=num_ranks, begins_lineage=begins_lineage)
+        self._link.enlist(
+            generation=generation, rank=rank, num_ranks=num_ranks, begins_lineage=begins_lineage
+        )
 
     async def rejoin(
         self, rank: int, num_ranks: int, store_path: str, generation: int, registers: bool = True
@@ -227,7 +229,7 @@ class LearnerRole(PeerRole):
             store_path: A file that all ranks can access and that does not exist yet, or ``tcp://host:port``
                 of the driver's TCPStore if ranks are on several machines.
             generation: Increases whenever the group is re-formed.
-            registers: Register with the broker at once. False: `form` follows, and nothing is trained before it.
+            registers: Register with the broker at once. False: `register_as` follows, and nothing is trained before it.
 
         Returns:
             The weights version that all ranks hold now.
@@ -254,7 +256,7 @@ class LearnerRole(PeerRole):
             raise
         if link is not None and registers:
             link.num_env_steps_before = num_env_steps
-            link.form(generation=generation, rank=rank, num_ranks=num_ranks, memory=memory)
+            link.enlist(generation=generation, rank=rank, num_ranks=num_ranks, memory=memory)
         return int(self.learner.weights_seq_no)
 
     async def run_until_failure(self) -> tuple[str, str]:
@@ -375,7 +377,7 @@ _METHODS = frozenset(
         "",
         "connect",
         "disconnect",
-        "form",
+        "register_as",
         "get_inference_weights",
         "get_state",
         "ping",

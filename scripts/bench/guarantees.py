@@ -107,7 +107,7 @@ async def connect(variant: str, is_image: bool, is_repeated: bool) -> Any:
         data_address=facts["local"],
     )
     await learner.start()
-    learner.form(generation=1, rank=0, num_ranks=1)
+    learner.enlist(generation=1, rank=0, num_ranks=1)
     driver = DriverLink(RUN_ID, facts["local"], next_update=0)
     await driver.start()
     child(serve_runner, variant, is_image, is_repeated, facts["runner"], facts["curve"])

@@ -162,7 +162,7 @@ async def serve_learner(units: int, is_shared: bool, address: str) -> None:
         if not is_shared:
             link._segments = None
         await link.start()
-        link.form(generation=1, rank=0, num_ranks=1)
+        link.enlist(generation=1, rank=0, num_ranks=1)
         await asyncio.to_thread(sys.stdin.read)
         await link.stop()
 

@@ -124,7 +124,7 @@ class FakeLearner(FakePeer):
         super().__init__(core, addresses)
         self.trained: list[tuple[str, int, int]] = []
         self.on_trained = on_trained
-        self.do(self.core.form_group(1, 0, 1, 0, self.loop.time()))
+        self.do(self.core.begin_generation(1, 0, 1, 0, self.loop.time()))
         self.new_weights(0)
 
     def new_weights(self, version: int) -> None:

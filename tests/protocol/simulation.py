@@ -457,7 +457,7 @@ class Simulation:
             member.generation, member.rank, member.shards = self.generation, rank, {}
             self.record(member.key, "formed", generation=self.generation, next_update=len(member.chain))
             place = self.generation, rank, len(members), len(member.chain), self.now
-            self.do(member, member.core.form_group(*place, memory=memory, begins_lineage=is_rollback))
+            self.do(member, member.core.begin_generation(*place, memory=memory, begins_lineage=is_rollback))
         self.new_weights(members[0])
 
     def fails_to_form(self, members: list[LearnerProcess]) -> bool:

@@ -90,7 +90,7 @@ def test_a_shard_is_refused_before_its_update_is_ready(bad: str):
     core = LearnerCore(
         "run", "learner-0", "uuid", decode=decode, find_odd=find_odd, train=lambda *_: None, timers=TIMERS
     )
-    core.form_group(1, 0, 2, 0, 0.0)
+    core.begin_generation(1, 0, 2, 0, 0.0)
     welcome(core)
     receive(core, m.ShardPlan(5, 0, 100, 1, 2, 10, 20))
     shards = [m.Shard(5, 0, 100, 1, index, FragmentId("r", 1, index), 3, 5) for index in (1, 0)]
