@@ -20,6 +20,7 @@ __all__ = [
     "Interrupted",
     "MultiAgentEnvError",
     "NotFiniteError",
+    "NotPlainError",
     "PeerLostError",
     "Progress",
     "ProtocolError",
@@ -112,6 +113,10 @@ class Interrupted(KeyboardInterrupt):
 
 class NotFiniteError(RlzmqError, ArithmeticError):
     """Losses or gradients were NaN or infinite in several consecutive updates. Training stops."""
+
+
+class NotPlainError(RlzmqError, TypeError):
+    """A value cannot be stored or sent. The message names its path and type."""
 
 
 class RemoteError(RlzmqError):

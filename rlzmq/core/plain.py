@@ -32,6 +32,8 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from rlzmq.core.errors import NotPlainError
+
 __all__ = [
     "NotPlainError",
     "TreeReader",
@@ -51,10 +53,6 @@ _DTYPE = re.compile(
     r"[<>|=]?(?:b1|[iu][1248]|f[248]|c(?:8|16)|[SU][1-9][0-9]{0,5}|[mM]8(?:\[[0-9]{0,9}[a-zA-Zμ]{1,7}\])?)"
 )
 _known_dtypes: dict[str, np.dtype[Any]] = {}
-
-
-class NotPlainError(TypeError):
-    """A value has no plain form. The message names its path and type."""
 
 
 class _TooDeepError(NotPlainError, ValueError):

@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from rlzmq.core.errors import ProtocolError, printable, refuses_as
+from rlzmq.core.errors import NotPlainError, ProtocolError, printable, refuses_as
 from rlzmq.core.metrics import ReducedMetrics
 from rlzmq.core.plain import TreeReader, TreeWriter, expect_list
 from rlzmq.core.spaces import space_from_parts, space_parts
@@ -98,7 +98,7 @@ def pack_value(value: object) -> list[npt.NDArray[Any]]:
         Arrays for `rlzmq.wire.codec.encode`; large C-contiguous ones are not copied.
 
     Raises:
-        TypeError: A type is not supported; the text names its path, e.g. ``value['a'][2]``.
+        NotPlainError: A type is not supported; the text names its path, e.g. ``value['a'][2]``.
         ValueError: The value is nested deeper than 37, or its tree (without arrays) is larger than 1 MiB.
     """
     writer = _Writer()
@@ -237,7 +237,7 @@ class _Writer(TreeWriter):
             return {"__space__": self.write(space_parts(value), where, depth + 1)}
         if kind is complex:
             return super().other(value, where, depth)
-        raise TypeError(
+        raise NotPlainError(
             f"{where[:200]}: a {kind.__module__}.{kind.__name__} does not travel. {_way_out(value)}"
         )
 
@@ -258,7 +258,7 @@ class _Writer(TreeWriter):
     def place(self, array: npt.NDArray[Any], where: str) -> list[Any]:
         """Add an array; return its place: ``[index]`` of a frame, or ``[offset, dtype, *shape]``."""
         if array.dtype.hasobject:
-            raise TypeError(
+            raise NotPlainError(
                 f"{where[:200]}: an array of Python objects (dtype {array.dtype}) does not travel. "
                 "Convert it to a numeric or text array, or send a list."
             )
@@ -270,7 +270,7 @@ class _Writer(TreeWriter):
             header, *_ = encode(0, {}, [array])
             spec = unpack_header(memoryview(header)[2:])[1][0]
         except WireError as error:
-            raise TypeError(f"{where[:200]}: {error}") from None
+            raise NotPlainError(f"{where[:200]}: {error}") from None
         wire = np.ascontiguousarray(array, dtype=spec[0])
         offset = self._small_bytes
         self._small.append(wire)

@@ -112,8 +112,8 @@ class DefaultDQNModule(TorchRLModule, QNetAPI, TargetNetworkAPI, InferenceOnlyAP
                 "wrap the environment so that its actions are Discrete."
             )
         assert self.observation_space is not None
-        self._mask = ObservationMask(self.observation_space, self.action_space, where=where)
-        encoder = build_encoder(self._mask.space, config, where=where)
+        self._obs_mask = ObservationMask(self.observation_space, self.action_space, where=where)
+        encoder = build_encoder(self._obs_mask.space, config, where=where)
         self._recurrent = config.use_lstm
         self.encoder: Any = RecurrentEncoder(encoder, config) if self._recurrent else encoder
         self.af: MLP = self._head(config, int(self.action_space.n))
@@ -175,7 +175,7 @@ class DefaultDQNModule(TorchRLModule, QNetAPI, TargetNetworkAPI, InferenceOnlyAP
         return self._values(batch, self._target_encoder, self._target_af, vf)
 
     def _values(self, batch: dict[str, Any], encoder: Any, af: Any, vf: Any = None) -> dict[str, Tensor]:
-        obs, mask = self._mask.split(batch[Columns.OBS])
+        obs, mask = self._obs_mask.split(batch[Columns.OBS])
         outputs: dict[str, Any] = {}
         if self._recurrent:
             features, outputs[Columns.STATE_OUT] = encoder(obs, batch[Columns.STATE_IN])
@@ -211,7 +211,7 @@ class DefaultDQNModule(TorchRLModule, QNetAPI, TargetNetworkAPI, InferenceOnlyAP
         q_BA = values["qf_preds"]
         least, epsilon = torch.finfo(q_BA.dtype).min, self.epsilon.value(t)
         greedy_B1 = q_BA.argmax(-1, keepdim=True)
-        if not self._mask.is_there:  # there are only two probabilities
+        if not self._obs_mask.is_there:  # there are only two probabilities
             share = epsilon / q_BA.shape[-1]
             log_probs_BA = torch.full_like(q_BA, math.log(share) if share else least)
             log_probs_BA.scatter_(-1, greedy_B1, math.log(share + 1.0 - epsilon))

@@ -85,7 +85,7 @@ class DefaultIQLModule(DefaultSACModule):
             where = self.describe()
             model = {name: value for name, value in self.model_config.items() if name != "twin_q"}
             config = DefaultModelConfig.from_dict(model, where=f"model_config of the {where}")
-            self.vf: Critic = Critic(self._mask.space, 1, config, where)
+            self.vf: Critic = Critic(self._obs_mask.space, 1, config, where)
 
     def get_non_inference_attributes(self) -> list[str]:
         return ["qfs", "target_qfs", "vf"]
@@ -102,7 +102,7 @@ class DefaultIQLModule(DefaultSACModule):
     @torch.no_grad()
     def forward_target(self, batch: dict[str, Any], **kwargs: object) -> dict[str, Any]:
         """Return ``qf_target_preds``, the smallest of the target critics' values, and ``vf_preds_next``, float [B]."""
-        obs, next_obs = (self._mask.split(batch[name])[0] for name in (Columns.OBS, Columns.NEXT_OBS))
+        obs, next_obs = (self._obs_mask.split(batch[name])[0] for name in (Columns.OBS, Columns.NEXT_OBS))
         q_BC = critic_values(self.target_qfs, (obs, _in_range(batch))).squeeze(-1)
         return {"qf_target_preds": q_BC.amin(-1), "vf_preds_next": self.vf(next_obs).squeeze(-1)}
 

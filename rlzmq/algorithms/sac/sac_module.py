@@ -75,8 +75,8 @@ class DefaultSACModule(TorchRLModule, TargetNetworkAPI, InferenceOnlyAPI):
                 if shape is not None and len(shape) == 1
                 else TorchSquashedGaussian.get_partial_dist_cls(action_shape=shape)
             )
-        self._mask = ObservationMask(observation_space, action_space, where=where)
-        space = self._mask.space
+        self._obs_mask = ObservationMask(observation_space, action_space, where=where)
+        space = self._obs_mask.space
         self.pi_encoder: Any = build_encoder(space, config, where=where)
         self.pi: Any = self.make_policy_head(config, where)
         if not self.inference_only:
@@ -139,7 +139,7 @@ class DefaultSACModule(TorchRLModule, TargetNetworkAPI, InferenceOnlyAPI):
 
     def _logits(self, obs: Any) -> tuple[Tensor, Any]:
         """Return the policy's distribution inputs, and the observations without their mask."""
-        obs, mask = self._mask.split(obs)
+        obs, mask = self._obs_mask.split(obs)
         logits: Tensor = self.pi(self.pi_encoder(obs))
         return (logits if mask is None else apply_action_mask(logits, mask)), obs
 

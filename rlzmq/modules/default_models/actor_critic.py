@@ -208,8 +208,8 @@ class DefaultActorCriticModule(TorchRLModule, ValueFunctionAPI, InferenceOnlyAPI
         assert self.observation_space is not None
         assert self.action_space is not None
         _check_previous(self.observation_space, config, where)
-        self._mask = ObservationMask(self.observation_space, self.action_space, where=where)
-        space = self._mask.space
+        self._obs_mask = ObservationMask(self.observation_space, self.action_space, where=where)
+        space = self._obs_mask.space
         self.encoder: Any = self._encoder(space, config, where)
         self.pi: PolicyHead = PolicyHead(self.encoder.output_dim, self.action_space, config, where=where)
         self.vf_encoder: Any = None if config.vf_share_layers else self._encoder(space, config, where)
@@ -249,7 +249,7 @@ class DefaultActorCriticModule(TorchRLModule, ValueFunctionAPI, InferenceOnlyAPI
 
     def _forward(self, batch: dict[str, Any], **kwargs: object) -> dict[str, Any]:
         try:
-            if not (self._recurrent or self._mask.is_there):
+            if not (self._recurrent or self._obs_mask.is_there):
                 return {Columns.ACTION_DIST_INPUTS: self.pi(self.encoder(batch[Columns.OBS]))}
             outputs, _ = self._act(batch, critic_features=False)
         except Exception as error:
@@ -283,7 +283,7 @@ class DefaultActorCriticModule(TorchRLModule, ValueFunctionAPI, InferenceOnlyAPI
     ) -> tuple[dict[str, Any], Any]:
         """Compute the outputs, and the value head's features (`critic_features`: with a separate encoder, too)."""
         encoder, pi = encoder or self.encoder, pi or self.pi
-        obs, mask = self._mask.split(batch[Columns.OBS])
+        obs, mask = self._obs_mask.split(batch[Columns.OBS])
         outputs: dict[str, Any] = {}
         if self._recurrent:
             state = batch[Columns.STATE_IN]
@@ -310,7 +310,7 @@ class DefaultActorCriticModule(TorchRLModule, ValueFunctionAPI, InferenceOnlyAPI
                 "without, on the learner's side"
             )
         if embeddings is None:
-            obs, _ = self._mask.split(batch[Columns.OBS])
+            obs, _ = self._obs_mask.split(batch[Columns.OBS])
             encoder = self.vf_encoder if self._separate else self.encoder
             if self._recurrent:
                 state = batch[Columns.STATE_IN]
@@ -400,7 +400,7 @@ def acting_chain(module: object) -> ActingChain | None:
 
     It has no layer norm, no action mask and no separate log standard deviations.
     """
-    if type(module) is not DefaultActorCriticModule or module._mask.is_there:
+    if type(module) is not DefaultActorCriticModule or module._obs_mask.is_there:
         return None
     parts: dict[str | None, Any] = {None: module.encoder}
     if module._recurrent and module._separate:
