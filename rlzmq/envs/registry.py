@@ -472,7 +472,7 @@ def _resolve_module_name(name: str) -> EnvEntry:
 def _unknown_name(name: str) -> ConfigurationError:
     hint = did_you_mean(name, [*gym.registry, *_CREATORS]) if name else ""
     if "Did you mean" not in hint:  # the list of all ids is too long to help
-        hint = " gymnasium.pprint_registry() lists the ids."
+        hint = " For a checkpoint, register the name in this process, too, or pass the env (env=MyEnv)."
     return ConfigurationError(
         f"config.env={name!r}: no Gymnasium id, no name registered with register_env(), and no "
         f"'package.module:Class'.{hint}"

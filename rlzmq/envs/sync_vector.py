@@ -391,14 +391,14 @@ class LeanSyncVectorEnv(SyncVectorEnv):
                     self._buffer[index] = observation
             else:
                 self._buffer = concatenate(self.single_observation_space, self._latest_obs, self._buffer)
-        except Exception as error:
+        except Exception:
             for index, observation in enumerate(self._latest_obs):
                 problem = misfit(self.single_observation_space, observation, "an observation")
                 if problem:
                     raise EnvError(
                         f"Environment {index} of {self.num_envs}: {problem}. Correct the environment's "
                         "observation_space, or what it returns."
-                    ) from error
+                    ) from None
             raise
         return self._buffer
 

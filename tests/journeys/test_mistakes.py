@@ -41,6 +41,10 @@ class FourValues(Base):
 class NoServer(Base):
     def __init__(self):
         raise RuntimeError("the server is down")
+
+
+class TwoForThree(Base):
+    observation_space = gym.spaces.Box(0.0, 1.0, (3,), np.float32)
 """
 TRAIN = "rlzmq train ppo --quiet --train-batch-size-per-learner 32 --minibatch-size 32 --num-epochs 1"
 
@@ -57,6 +61,7 @@ def place(terminal: Terminal) -> Terminal:
     [
         ("FourValues", "(observation, reward, terminated, truncated, info). Correct mine:FourValues."),
         ("NoServer", "the server is down (mine.py:31 in __init__)"),
+        ("TwoForThree", "an observation has shape (2,), expected (3,)"),
     ],
 )
 def test_an_env_with_another_interface_is_told_once_what_to_return(
