@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import abc
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
 import gymnasium as gym
@@ -170,7 +170,24 @@ def _fits(column: Any, observation: Any) -> bool:
     return bool(column.shape[1:] == array.shape and column.dtype == array.dtype)
 
 
-class SingleAgentObservationPreprocessor(ConnectorV2):
+class _Preprocessor(ConnectorV2):
+    """Base class of pieces whose `preprocess` gets observations and the episode."""
+
+    preprocess: Callable[..., Any]
+
+    def check_signatures(self) -> None:
+        """See ConnectorV2."""
+        super().check_signatures()
+        check_takes(self.preprocess, f"{type(self).__name__}.preprocess", "observation", "episode")
+
+    @property
+    def last_step_only(self) -> bool:
+        """Whether the piece handles only the last step: True unless a subclass overrides `__call__`."""
+        mine = SingleAgentObservationPreprocessor, MultiAgentObservationPreprocessor
+        return any(type(self).__call__ is cls.__call__ for cls in mine)
+
+
+class SingleAgentObservationPreprocessor(_Preprocessor):
     """Replaces every new observation in the episode with ``preprocess(observation, episode)``.
 
     Learners therefore see the result. If it is in another space, also override `recompute_output_observation_space`. In
@@ -192,16 +209,6 @@ class SingleAgentObservationPreprocessor(ConnectorV2):
             episode: The SingleAgentEpisode so far, including `observation`.
         """
 
-    def check_signatures(self) -> None:
-        """See ConnectorV2."""
-        super().check_signatures()
-        check_takes(self.preprocess, f"{type(self).__name__}.preprocess", "observation", "episode")
-
-    @property
-    def last_step_only(self) -> bool:
-        """Whether the piece handles only the last step: True unless a subclass overrides `__call__`."""
-        return type(self).__call__ is SingleAgentObservationPreprocessor.__call__
-
     def __call__(self, *, batch: dict[str, Any], episodes: Sequence[Any], **kwargs: object) -> dict[str, Any]:
         """See ConnectorV2. The batch is unchanged."""
         for episode in self.single_agent_episode_iterator(episodes):
@@ -211,7 +218,7 @@ class SingleAgentObservationPreprocessor(ConnectorV2):
         return batch
 
 
-class MultiAgentObservationPreprocessor(ConnectorV2):
+class MultiAgentObservationPreprocessor(_Preprocessor):
     """Replaces all agents' new observations in the episodes with ``preprocess(observations, episode)``.
 
     If they are in other spaces, also override `recompute_output_observation_space` (a Dict by agent id).
@@ -228,16 +235,6 @@ class MultiAgentObservationPreprocessor(ConnectorV2):
         Returns:
             Agent id -> observation, for the same agents. Agents left out keep their observations.
         """
-
-    def check_signatures(self) -> None:
-        """See ConnectorV2."""
-        super().check_signatures()
-        check_takes(self.preprocess, f"{type(self).__name__}.preprocess", "observations", "episode")
-
-    @property
-    def last_step_only(self) -> bool:
-        """Whether the piece handles only the last step: True unless a subclass overrides `__call__`."""
-        return type(self).__call__ is MultiAgentObservationPreprocessor.__call__
 
     def __call__(self, *, batch: dict[str, Any], episodes: Sequence[Any], **kwargs: object) -> dict[str, Any]:
         """See ConnectorV2. The batch is unchanged.

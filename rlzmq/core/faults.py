@@ -97,7 +97,8 @@ class _Faults:
             if log is not None:
                 if os.path.exists(log) and line in Path(log).read_text().splitlines():
                     return  # logged by an earlier incarnation
-                _append(log, f"{line}\n")
+                with open(log, "a", opener=_private) as file:
+                    file.write(f"{line}\n")
             _act(action)
 
 
@@ -120,13 +121,11 @@ class _History:
     def __init__(self, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         # Unbuffered, so that written events survive a SIGKILL.
-        self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+        self._fd = _private(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
 
     def __call__(self, event: str, **facts: Any) -> None:
         os.write(self._fd, (json.dumps({"event": event, **facts}) + "\n").encode())
 
 
-def _append(path: str, line: str) -> None:
-    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
-    os.write(fd, line.encode())
-    os.close(fd)
+def _private(path: str | Path, flags: int) -> int:
+    return os.open(path, flags | os.O_CLOEXEC, 0o600)

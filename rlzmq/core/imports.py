@@ -10,7 +10,9 @@ import os
 import sys
 import sysconfig
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from types import CodeType, FrameType, ModuleType, TracebackType
+from pkgutil import iter_modules
+from traceback import walk_tb
+from types import FrameType, ModuleType, TracebackType
 from typing import Any
 
 from rlzmq.core.errors import ConfigurationError
@@ -210,7 +212,7 @@ def hidden_modules(traceback: TracebackType | None) -> list[str]:
     """
     stdlib = sysconfig.get_path("stdlib")
     first = sys.path.index(stdlib) if stdlib in sys.path else 0
-    ran = {code.co_filename for code in _codes(traceback)}
+    ran = {frame.f_code.co_filename for frame, _ in walk_tb(traceback)}
     found = []
     for place, directory in enumerate(sys.path[:first]):
         for name, path in _modules_in(directory or os.getcwd()):
@@ -226,21 +228,6 @@ def hidden_modules(traceback: TracebackType | None) -> list[str]:
     return found
 
 
-def _codes(traceback: TracebackType | None) -> Iterable[CodeType]:
-    while traceback is not None:
-        yield traceback.tb_frame.f_code
-        traceback = traceback.tb_next
-
-
 def _modules_in(directory: str) -> Iterable[tuple[str, str]]:
-    try:
-        entries = sorted(os.listdir(directory))
-    except OSError:
-        return
-    for entry in entries:
-        path = os.path.join(directory, entry)
-        inside = os.path.join(path, "__init__.py")
-        if entry.endswith(".py"):
-            yield entry.removesuffix(".py"), path
-        elif os.path.isfile(inside):
-            yield entry, inside
+    for _, name, is_package in iter_modules([directory]):
+        yield name, os.path.join(directory, *([name, "__init__.py"] if is_package else [f"{name}.py"]))

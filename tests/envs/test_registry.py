@@ -86,10 +86,10 @@ def test_a_module_path_names_a_class_or_an_id_that_the_module_registers() -> Non
     ("env", "expected"),
     [
         ("CartPol-v1", "Did you mean 'CartPole-v1'"),
-        ("no such thing at all", "pprint_registry"),
+        ("no such thing at all", "pass the env"),
         ("rlzmq.envs.examples:RandomEn", "Did you mean 'RandomEnv'"),
         ("not.a.module:Thing", "'not.a.module:Thing' cannot be found"),
-        ("ALE/NoSuchGame-v5", "ale_py|pprint_registry|NameThisGame"),
+        ("ALE/NoSuchGame-v5", "ale_py|pass the env|NameThisGame"),
         (None, r"config\.environment\(env="),
         (42, "got 42"),
         (TakesNothing(), "pass the class"),
