@@ -181,9 +181,7 @@ class BatchSource(ABC):
 class FreshBatch(BatchSource):
     """Every fresh step, in this update only; for on-policy algorithms (PPO) and IMPALA."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self._episodes: Any = None
+    _episodes: Any = None
 
     def add(self, episodes: object) -> None:
         self._episodes = episodes
@@ -269,9 +267,7 @@ def batches_of(episodes: Any) -> list[Any]:
     if hasattr(episodes, "columns"):
         return [episodes]
     items = list(episodes)
-    if items and not hasattr(items[0], "columns"):
-        return [items]
-    return items
+    return [items] if items and not hasattr(items[0], "columns") else items
 
 
 # Of these, a contiguous array of one's own becomes a tensor as it is.

@@ -24,6 +24,7 @@ averages gradients with its peers; an update then happens on all ranks or on non
 
 from __future__ import annotations
 
+import functools
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
@@ -44,6 +45,7 @@ from rlzmq.core.checkpoint import Checkpointable
 from rlzmq.core.metrics import MetricsLogger
 from rlzmq.core.names import ALL_MODULES, LEARNER_PATH, NUM_ENV_STEPS_SAMPLED_LIFETIME
 from rlzmq.core.signatures import TellsUncalled, check_takes
+from rlzmq.core.update_plan import derive_seed
 from rlzmq.episodes.columns import DEFAULT_MODULE_ID
 from rlzmq.episodes.episode_batch import num_env_steps_of
 from rlzmq.learners.batches import BatchSource, FreshBatch, MinibatchIterator, TrainBatch, TrainBatchBuilder
@@ -59,6 +61,9 @@ from rlzmq.modules.saving import read_module_states
 from rlzmq.modules.weights import is_trainable
 
 __all__ = ["Learner", "TorchLearner"]
+
+# Random numbers of one update; an odd number as `numpy.random.PCG64.jumped` has it, so that updates are not correlated.
+_STREAM_LENGTH = 0x9E3779B97F4A7C15F39CC0605CEDC835
 
 
 class _Options(NamedTuple):
@@ -163,6 +168,7 @@ class Learner(TellsUncalled, Checkpointable):
         self._precision: MixedPrecision | None = None
         self._options = _Options(config.num_epochs, config.minibatch_size, config.shuffle_batch_per_epoch)
         self._loss_weights: Mapping[str, float] = {}
+        self._rng = np.random.Generator(np.random.PCG64(0))  # of the current update
 
     @property
     def rank(self) -> int:
@@ -314,7 +320,7 @@ class Learner(TellsUncalled, Checkpointable):
         # The estimator's forward pass can serve the loss, too, if nothing happens in between.
         is_one_pass = options == _Options(shuffle=options.shuffle) and self._compiler is None
         keeps_forward = is_one_pass and type(self).forward_train is Learner.forward_train
-        for batch in source.batches(num_batches, self.ranks.rng):
+        for batch in source.batches(num_batches, self._rng):
             yield self.prepare(batch, keeps_forward=keeps_forward)
 
     def prepare(self, episodes: Any, *, keeps_forward: bool = False) -> TrainBatch:
@@ -342,7 +348,7 @@ class Learner(TellsUncalled, Checkpointable):
         minibatches = MinibatchIterator(
             train_batch.columns,
             **options._asdict(),
-            seed=self.ranks.rng.bit_generator.random_raw() if options.shuffle else 0,
+            seed=self._rng.bit_generator.random_raw() if options.shuffle else 0,
             timesteps=train_batch.num_module_steps,
             device=self.device,
         )
@@ -903,10 +909,12 @@ class Learner(TellsUncalled, Checkpointable):
         if self.device.type == "cuda":
             generators.append(torch.cuda.default_generators[self.device.index or 0])
         before = [*map(torch.Generator.get_state, generators)]
-        self.ranks.begin_random_numbers()
-        seed = self.ranks.rng.bit_generator.random_raw()
+        # Moved to the update's numbers, since a new generator would take longer than a small update's draws.
+        numbers: Any = self._rng.bit_generator
+        numbers.state = _first_numbers(self.seed, self.ranks.rank)
+        numbers.advance(self.weights_seq_no * _STREAM_LENGTH)
         for generator in generators:
-            generator.manual_seed(seed)
+            generator.manual_seed(numbers.random_raw())
         precision = nullcontext() if self._precision is None else self._precision.on(self.module)
         try:
             with self.ranks.torch_threads(), precision:
@@ -914,6 +922,12 @@ class Learner(TellsUncalled, Checkpointable):
         finally:
             for generator, state in zip(generators, before, strict=True):
                 generator.set_state(state)
+
+
+@functools.cache
+def _first_numbers(seed: int, rank: int) -> Any:
+    """Return the state of a generator before the random numbers of a learner's first update."""
+    return np.random.PCG64(derive_seed(seed, "learner", rank)).state
 
 
 class TorchLearner(Learner):

@@ -65,7 +65,6 @@ class LearnerReport:
         was_trained: Whether the last update took a step; False if none of its minibatches was finite.
         num_updates_in_vain: Number of consecutive updates without a step.
         batch: The counts of all batches that this rank trained in the update, without their rows.
-        num_batches: Number of these batches.
         num_minibatches: Number of minibatches.
         num_env_steps: Env steps, on all ranks.
         num_module_steps: Module id → timesteps, on all ranks.
@@ -102,13 +101,10 @@ class LearnerReport:
             exchanged_s: Seconds spent in exchanges with other ranks so far.
         """
         for module_id, by_name in self.logged().items():
-            for name, values in by_name.items():
-                if not isinstance(values[0], tuple):
-                    self._earlier[module_id][name] = values
+            self._earlier[module_id].update(by_name)
         self._logged.clear()
         self._began_at, self._exchanged_s = time.perf_counter(), exchanged_s
         self.batch: TrainBatch = TrainBatch()
-        self.num_batches: int = 0
         self.num_minibatches: int = 0
         self.num_env_steps: int = 0
         for counts in (self.num_module_steps, self.num_steps_due, self.num_skipped):
@@ -136,7 +132,6 @@ class LearnerReport:
                 before = mine.mean_weights_seq_no.get(module_id, 0.0)
                 mean = (before * (num - num_added) + version * num_added) / num
                 mine.mean_weights_seq_no[module_id] = mean
-        self.num_batches += 1
         self.num_minibatches += num_minibatches
         self.num_env_steps += agreed.num_env_steps
         self.num_module_steps.update(agreed.num_rows)

@@ -301,7 +301,7 @@ def global_norm(gradients: Sequence[Tensor]) -> Tensor:
 
 
 def clip_gradients(
-    gradients: Sequence[Tensor],
+    gradients: list[Tensor],
     *,
     grad_clip: float | None,
     grad_clip_by: Literal["value", "norm", "global_norm"],
@@ -321,7 +321,6 @@ def clip_gradients(
     """
     if grad_clip is None or not gradients:
         return
-    gradients = list(gradients)
     if grad_clip_by == "global_norm":
         if norm > grad_clip:
             torch._foreach_mul_(gradients, grad_clip / norm)

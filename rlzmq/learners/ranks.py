@@ -1,4 +1,4 @@
-"""Ranks: a learner's place: its device, threads and random numbers, and its peers.
+"""Ranks: a learner's place: its device and threads, and its peers.
 
 It joins its peers, agrees with them on each update, and averages gradients with them.
 
@@ -26,7 +26,6 @@ from torch import nn
 from rlzmq.core import faults
 from rlzmq.core.plain import from_plain, to_plain
 from rlzmq.core.process import num_usable_cores
-from rlzmq.core.update_plan import derive_seed
 from rlzmq.learners.distributed import GradientAverage, RankGroup
 from rlzmq.modules.weights import has_convolutions
 
@@ -51,8 +50,6 @@ COMPARE_EVERY_UPDATES = 100
 """Number of updates between comparisons of the ranks' weights; they are also compared after each re-forming."""
 # After this many updates (the first one warms up), rank 0 logs whether several ranks are worthwhile.
 _NUM_MEASURED_UPDATES = 6
-# Random numbers of one update; an odd number as `numpy.random.PCG64.jumped` has it, so that updates are not correlated.
-_STREAM_LENGTH = 0x9E3779B97F4A7C15F39CC0605CEDC835
 
 
 class UpdateAgreement(NamedTuple):
@@ -78,7 +75,6 @@ class _Learner(Protocol):
     config: BaseConfig
     module: Any
     device: torch.device
-    seed: int
     weights_seq_no: int
 
     def get_state(self, *, not_components: str) -> dict[str, Any]: ...
@@ -98,7 +94,6 @@ class Ranks:
 
     Attributes:
         group: The RankGroup; None for a single learner.
-        rng: An update's random numbers, which follow from the run's seed, the rank, and the version of the weights.
         num_divergences: How often the ranks held different weights; see `mend_divergence`.
         num_passes: Number of minibatches that went through the loss on this rank, successfully or not.
     """
@@ -113,9 +108,6 @@ class Ranks:
         self._average: GradientAverage | None = None
         self._speedups: list[float] = []  # in the first updates
         self._num_threads: int | None = None  # with torch_num_threads="auto"
-        self.rng: np.random.Generator = np.random.Generator(np.random.PCG64(0))
-        # Seed and rank, and where their numbers begin.
-        self._stream: tuple[tuple[int, int], Any] = ((-1, -1), {})
 
     def join(
         self,
@@ -182,16 +174,6 @@ class Ranks:
             self._average.close()
             self._average = None
         self._num_threads = None
-
-    def begin_random_numbers(self) -> None:
-        """Move `rng` to the numbers of the next update."""
-        place = self._learner.seed, self.rank
-        if place != self._stream[0]:
-            self._stream = place, np.random.PCG64(derive_seed(place[0], "learner", self.rank)).state
-        # A new generator for each update would take longer than a small update's draws.
-        bits: Any = self.rng.bit_generator
-        bits.state = self._stream[1]
-        bits.advance(self._learner.weights_seq_no * _STREAM_LENGTH)
 
     def torch_threads(self) -> AbstractContextManager[None]:
         """Use ``config.torch_num_threads`` torch threads in the block."""

@@ -382,15 +382,14 @@ class ReplayLearner(TargetNetworkLearner):
         """
         if not self.source.uses_priorities:
             return
+        mask = batch.get(Columns.LOSS_MASK)
+        keys_B = batch.get(REPLAY_KEY if mask is None else "priority_key")
+        if keys_B is None:  # a batch made by the user
+            return
         td_errors_B = (td_errors_B() if callable(td_errors_B) else td_errors_B).detach()
-        keys_B = batch.get(REPLAY_KEY)  # absent in batches made by the user
-        if (mask := batch.get(Columns.LOSS_MASK)) is not None:
-            keys_B = batch.get("priority_key")
-            if keys_B is not None:
-                keys_B = keys_B[:, 0]
-                td_errors_B = sequence_priorities(td_errors_B, mask)
-        if keys_B is not None:
-            self._td_errors[module_id] = keys_B, td_errors_B
+        if mask is not None:
+            keys_B, td_errors_B = keys_B[:, 0], sequence_priorities(td_errors_B, mask)
+        self._td_errors[module_id] = keys_B, td_errors_B
 
     def before_gradient_based_update(self, *, timesteps: Mapping[str, Any]) -> None:
         super().before_gradient_based_update(timesteps=timesteps)

@@ -201,15 +201,11 @@ def discounts(batch: Mapping[str, Any], gamma: float) -> Tensor:
     n_step = batch.get("n_step")
     if n_step is None:
         n_step = torch.ones_like(terminateds, dtype=torch.int64)
-    factors = torch.pow(gamma, n_step)
-    return factors.masked_fill(terminateds, 0.0)
+    return torch.pow(gamma, n_step).masked_fill(terminateds, 0.0)
 
 
 def error_loss(values: Tensor, targets: Tensor, kind: ErrorLoss) -> Tensor:
     """Return the loss of each element; checks of torch's functions would take longer than they do."""
-    losses: Tensor
-    if kind == "huber":
-        losses = torch.ops.aten.huber_loss.default(values, targets, 0)
-    else:
-        losses = torch.ops.aten.mse_loss.default(values, targets, 0)
+    function: Any = torch.ops.aten.huber_loss if kind == "huber" else torch.ops.aten.mse_loss
+    losses: Tensor = function.default(values, targets, 0)
     return losses

@@ -133,8 +133,7 @@ class PriorityTree:
         if size <= self.size:
             return self
         tree = PriorityTree(size)
-        old = np.arange(self.size, dtype=np.int64)
-        tree.set(old, self.get(old))
+        tree.set(np.arange(self.size), self._sums[self.size :])
         return tree
 
 
@@ -273,9 +272,8 @@ class StepStore:
         """Return the slots of `num` steps, drawn with replacement."""
         if self.tree is not None:
             return self.tree.draw(num, rng)
-        # Faster than rng.integers, and as good for any number of steps that memory can hold.
         slots: IntArray = self._steps[(rng.random(num) * self.num_steps).astype(np.int64)]
-        return slots
+        return slots  # rng.integers would take longer
 
     def ordered_slots(self) -> tuple[list[Stretch], IntArray]:
         """Return all stretches, oldest first, and the slots of their observations in that order."""

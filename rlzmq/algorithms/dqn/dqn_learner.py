@@ -62,8 +62,7 @@ def mean_loss(
     targets_B = (rewards_B + discounts_B * next_q_B).detach()
     q_B = q_BA.gather(1, actions_B[:, None]).squeeze(1)
     losses_B = error_loss(q_B, targets_B, kind)
-    values_B = q_B.detach()
-    return DQNLoss((weights_B * losses_B).mean(), lambda: (values_B - targets_B).abs())
+    return DQNLoss((weights_B * losses_B).mean(), lambda: (q_B.detach() - targets_B).abs())
 
 
 def project_distribution(

@@ -62,11 +62,8 @@ def critic_loss(*, q_BC: Tensor, targets_B: Tensor, weights_B: Tensor, kind: Err
         kind: See `ErrorLoss`.
     """
     targets_BC = targets_B[:, None].expand_as(q_BC)
-    losses_BC = error_loss(q_BC, targets_BC, kind)
-    values_BC = q_BC.detach()
-    return CriticLoss(
-        (weights_B[:, None] * losses_BC).mean(0), lambda: (values_BC - targets_BC).abs().mean(-1)
-    )
+    losses_C = (weights_B[:, None] * error_loss(q_BC, targets_BC, kind)).mean(0)
+    return CriticLoss(losses_C, lambda: (q_BC.detach() - targets_BC).abs().mean(-1))
 
 
 def critic_stats(critics: CriticLoss, q_BC: Tensor) -> dict[str, Scalar]:

@@ -66,12 +66,9 @@ def quantile_critic_loss(
     errors_BCQK = targets_BK[:, None, None, :] - q_BCQ[..., None]
     of_errors_BCQK = error_loss(errors_BCQK, torch.zeros_like(errors_BCQK), kind)
     slopes_BCQK = (fractions_Q[:, None] - (errors_BCQK < 0.0).float()).abs()
-    losses_BC = (slopes_BCQK * of_errors_BCQK).mean((-2, -1))
+    losses_C = (weights_B[:, None] * (slopes_BCQK * of_errors_BCQK).mean((-2, -1))).mean(0)
     values_BCQ = q_BCQ.detach()
-    return CriticLoss(
-        (weights_B[:, None] * losses_BC).mean(0),
-        lambda: (values_BCQ.mean((1, 2)) - targets_BK.mean(-1)).abs(),
-    )
+    return CriticLoss(losses_C, lambda: (values_BCQ.mean((1, 2)) - targets_BK.mean(-1)).abs())
 
 
 class DefaultTQCModule(DefaultSACModule):
