@@ -1,7 +1,7 @@
 """Attacks runs, policy servers and dashboards of its own on loopback; prints what it cost them.
 
     python scripts/attack.py                       # floods: memory and pauses of the victim, bounded or not
-    python scripts/attack.py --only endless        # those whose name contains this
+    python scripts/attack.py --only subscriptions  # those whose name contains this
     python scripts/attack.py --connections 10000   # connections without a key, and the run's throughput
 
 Floods: each meets a victim of its own and is bounded in count and time. A flood is bounded if the victim's process

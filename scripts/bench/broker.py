@@ -157,7 +157,7 @@ class Loop:
         self.address: str = self._loop.run_until_complete(self._open(name, address))
 
     async def _open(self, name: str, address: str) -> str:
-        from rlzmq.net.context import CHUNKS, Context
+        from rlzmq.net.context import Context, SocketOptions
         from rlzmq.net.keys import Authenticator, CurveClient, CurveServer, KeyPair
         from rlzmq.net.shared_memory import SegmentPool, SharedFrames
         from rlzmq.net.socket import DrainSocket
@@ -176,7 +176,7 @@ class Loop:
             context,
             "ROUTER" if self._is_broker else "DEALER",
             self._on_message,
-            options=CHUNKS,
+            options=SocketOptions(max_message_bytes=64 << 20, max_queued_bytes=256 << 20),
             routing_id=None if self._is_broker else name.encode(),
             curve=curve,
             packs=True,
