@@ -925,7 +925,7 @@ class Learner(TellsUncalled, Checkpointable):
 
 
 @functools.cache
-def _first_numbers(seed: int, rank: int) -> Any:
+def _first_numbers(seed: int, rank: int) -> Mapping[str, Any]:
     """Return the state of a generator before the random numbers of a learner's first update."""
     return np.random.PCG64(derive_seed(seed, "learner", rank)).state
 

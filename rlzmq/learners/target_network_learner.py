@@ -206,6 +206,6 @@ def discounts(batch: Mapping[str, Any], gamma: float) -> Tensor:
 
 def error_loss(values: Tensor, targets: Tensor, kind: ErrorLoss) -> Tensor:
     """Return the loss of each element; checks of torch's functions would take longer than they do."""
-    function: Any = torch.ops.aten.huber_loss if kind == "huber" else torch.ops.aten.mse_loss
+    function = torch.ops.aten.huber_loss if kind == "huber" else torch.ops.aten.mse_loss
     losses: Tensor = function.default(values, targets, 0)
     return losses
