@@ -46,21 +46,8 @@ def ensure_venv(*, dev: bool) -> Path:
         pip.append(str(ROOT))
     subprocess.run(pip, check=True)
     # pip would compile in one process, and the packages' own tests, too. Some packages have files of other Pythons.
-    of_tests = r"site-packages.*[/\\]tests?[/\\]"
-    compileall = [
-        str(python),
-        "-W",
-        "ignore",
-        "-m",
-        "compileall",
-        "-qq",
-        "-j",
-        "0",
-        "-x",
-        of_tests,
-        str(folder),
-    ]
-    subprocess.run(compileall, check=False)
+    compileall = [str(python), "-W", "ignore", "-m", "compileall", "-qq", "-j", "0"]
+    subprocess.run([*compileall, "-x", r"site-packages.*[/\\]tests?[/\\]", str(folder)], check=False)
     stamp.write_text(wanted)
     return python
 

@@ -81,12 +81,8 @@ def pytest_runtest_logfinish(nodeid: str) -> None:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            for name in (
-                "last_exc",
-                "last_type",
-                "last_value",
-                "last_traceback",
-            ):  # pytest's: they hold its frames
+            # pytest's: they hold its frames
+            for name in ("last_exc", "last_type", "last_value", "last_traceback"):
                 if hasattr(sys, name):
                     delattr(sys, name)
             gc.collect()

@@ -174,17 +174,18 @@ class _Preprocessor(ConnectorV2):
     """Base class of pieces whose `preprocess` gets observations and the episode."""
 
     preprocess: Callable[..., Any]
+    _takes: tuple[str, str] = ("observation", "episode")
 
     def check_signatures(self) -> None:
         """See ConnectorV2."""
         super().check_signatures()
-        check_takes(self.preprocess, f"{type(self).__name__}.preprocess", "observation", "episode")
+        check_takes(self.preprocess, f"{type(self).__name__}.preprocess", *self._takes)
 
     @property
     def last_step_only(self) -> bool:
         """Whether the piece handles only the last step: True unless a subclass overrides `__call__`."""
-        mine = SingleAgentObservationPreprocessor, MultiAgentObservationPreprocessor
-        return any(type(self).__call__ is cls.__call__ for cls in mine)
+        mine = SingleAgentObservationPreprocessor.__call__, MultiAgentObservationPreprocessor.__call__
+        return type(self).__call__ in mine
 
 
 class SingleAgentObservationPreprocessor(_Preprocessor):
@@ -223,6 +224,8 @@ class MultiAgentObservationPreprocessor(_Preprocessor):
 
     If they are in other spaces, also override `recompute_output_observation_space` (a Dict by agent id).
     """
+
+    _takes = ("observations", "episode")
 
     @abc.abstractmethod
     def preprocess(self, observations: dict[Any, Any], episode: Any) -> dict[Any, Any]:

@@ -270,13 +270,7 @@ class ConnectorPipelineV2(ConnectorV2):
         """Return the position of a piece. Argument and errors are those of `insert_before`."""
         names = self.piece_names
         for index, piece in enumerate(self.connectors):
-            if isinstance(name_or_class, str):
-                found = names[index] == name_or_class
-            elif isinstance(name_or_class, type):
-                found = type(piece) is name_or_class
-            else:
-                found = piece is name_or_class
-            if found:
+            if name_or_class in (names[index], type(piece)) or piece is name_or_class:
                 return index
         wanted = getattr(name_or_class, "__name__", name_or_class)
         raise ValueError(

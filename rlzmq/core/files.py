@@ -127,9 +127,8 @@ class FileLock:
             return
         if remove:
             with contextlib.suppress(OSError):
-                if os.path.samestat(
-                    os.fstat(self._fd), os.stat(self.path)
-                ):  # its directory may have been renamed
+                # its directory may have been renamed
+                if os.path.samestat(os.fstat(self._fd), os.stat(self.path)):
                     self.path.unlink()
         if _HAS_LOCKS:
             fcntl.flock(self._fd, fcntl.LOCK_UN)  # also for a child that was forked a moment ago

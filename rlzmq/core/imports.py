@@ -94,9 +94,10 @@ class _RLlibModule(ModuleType):
 
     def __getattr__(self, name: str) -> Any:
         parent, _, _ = self.__name__.rpartition(".")
-        for module in (parent, "rlzmq", RLLIB_PACKAGES[self.__name__.split(".")[1]]):
-            if not name.startswith("__") and hasattr(importlib.import_module(module), name):
-                return getattr(sys.modules[module], name)
+        places = parent, "rlzmq", RLLIB_PACKAGES[self.__name__.split(".")[1]]
+        for module in () if name.startswith("__") else map(importlib.import_module, places):
+            if hasattr(module, name):
+                return getattr(module, name)
         raise AttributeError(f"module {self.__name__!r} has no attribute {name!r}")
 
     def __reduce__(self) -> tuple[Callable[[str], ModuleType], tuple[str]]:
@@ -159,10 +160,8 @@ class MissingNameFinder:
 
     def hint(self, name: str) -> str:
         """Return the end of a sentence about a missing public name."""
-        here = f"from rlzmq import {name}" if name in self._exports else None
-        if instead := here or instead_of(name, self._exports):
-            return f". Instead: {instead}."
-        return "." + did_you_mean(name, self._exports)
+        instead = f"from rlzmq import {name}" if name in self._exports else instead_of(name, self._exports)
+        return f". Instead: {instead}." if instead else f".{did_you_mean(name, self._exports)}"
 
     def _module_hint(self, path: str) -> str:
         last = path.rpartition(".")[2]

@@ -180,6 +180,8 @@ class Stat(StatsBase):
         percentiles: Sequence[float] | None = None,
         clears_window: bool = False,
     ) -> None:
+        if reduce not in REDUCTIONS:
+            raise ValueError(f"reduce={reduce!r} is not known.{did_you_mean(reduce, REDUCTIONS)}")
         if ema_coeff is not None and reduce != "ema":
             raise ValueError(f"ema_coeff={ema_coeff!r} needs reduce='ema', got reduce={reduce!r}.")
         if window is not None and reduce == "ema":

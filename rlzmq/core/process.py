@@ -256,12 +256,8 @@ def read_words(fd: int) -> LastWords | None:
     try:
         found = json.loads(data)
         return LastWords(*(printable(str(found[name]), keep=_LINES) for name in LastWords.__slots__))
-    except (
-        ValueError,
-        KeyError,
-        TypeError,
-    ):  # the process was killed during the write, or wrote something else
-        return None
+    except (ValueError, KeyError, TypeError):
+        return None  # the process was killed during the write, or wrote something else
 
 
 STACKS_TO_STDERR = signal.SIGRTMIN + 1

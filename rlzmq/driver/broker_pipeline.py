@@ -524,17 +524,16 @@ class BrokerPipeline(RunTasks):
             report = await self._first_of(future)
         if report is None:
             return None
-        del reports[update_id]
+        reports.pop(update_id, None)  # the learners may have been rolled back since
         self._watchdog.has_tried = False
         return self._take(report, time.perf_counter() - start)
 
     async def drain(self, *, gives_up: bool = False) -> list[UpdateResult]:
         """Wait until no update is open, or give them up; return the results of the updates that were open."""
-        assert self._driver is not None
-        if gives_up:
-            self._driver.give_up_reports()
-        updates = []
-        while self._driver.open_reports:
+        updates, driver = [], self._driver  # None in a start that did not succeed
+        if driver is not None and gives_up:
+            driver.give_up_reports()
+        while driver is not None and driver.open_reports:
             if (update := await self._next_result()) is not None:
                 await self.publish(update)
                 updates.append(update)

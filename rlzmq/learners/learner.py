@@ -913,8 +913,9 @@ class Learner(TellsUncalled, Checkpointable):
         numbers: Any = self._rng.bit_generator
         numbers.state = _first_numbers(self.seed, self.ranks.rank)
         numbers.advance(self.weights_seq_no * _STREAM_LENGTH)
+        seed = numbers.random_raw()
         for generator in generators:
-            generator.manual_seed(numbers.random_raw())
+            generator.manual_seed(seed)
         precision = nullcontext() if self._precision is None else self._precision.on(self.module)
         try:
             with self.ranks.torch_threads(), precision:

@@ -101,7 +101,9 @@ class LearnerReport:
             exchanged_s: Seconds spent in exchanges with other ranks so far.
         """
         for module_id, by_name in self.logged().items():
-            self._earlier[module_id].update(by_name)
+            for name, values in by_name.items():
+                if not isinstance(values[0], tuple):  # which may be as large as a batch
+                    self._earlier[module_id][name] = values
         self._logged.clear()
         self._began_at, self._exchanged_s = time.perf_counter(), exchanged_s
         self.batch: TrainBatch = TrainBatch()

@@ -303,11 +303,8 @@ class ReplayLearner(TargetNetworkLearner):
         if not module.is_stateful():
             return
         settings = cast(_ReplaySettings, config)
-        where, plan, burn_in_len = (
-            module.describe(),
-            settings.update_plan(),
-            int(config.get("burn_in_len", 0)),
-        )
+        where, plan = module.describe(), settings.update_plan()
+        burn_in_len = int(config.get("burn_in_len", 0))
         if not cls.trains_sequences:
             raise ConfigurationError(
                 f"{where} is stateful, which {cls.__name__} does not train. Use DQN or PPO, or stack frames "

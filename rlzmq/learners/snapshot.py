@@ -75,7 +75,6 @@ class Snapshot:
         # Each optimizer with its state: parameters and their values.
         self._optimizers: list[tuple[Optimizer, list[tuple[Any, dict[str, Any]]]]] = []
         self._is_complete = False
-        self._before: tuple[int, dict[str, Any], Any, dict[str, Any]] = (0, {}, {}, {})
         self._of_source: Any = None
 
     # -- updates -------------------------------------------------------------------------------------
@@ -86,7 +85,8 @@ class Snapshot:
         self._buffers.take(buffers)
         self._is_complete = False
         metrics = learner.metrics.get_state() if learner.metrics else {}
-        self._before = learner.weights_seq_no, self._counters(), metrics, learner.get_extra_state()
+        before = learner.weights_seq_no, self._counters(), metrics, learner.get_extra_state()
+        self._before: tuple[int, dict[str, Any], Any, dict[str, Any]] = before
         self._of_source = learner.source.checkpoint()
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:

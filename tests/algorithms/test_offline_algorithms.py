@@ -204,9 +204,8 @@ def test_a_burn_in_trains_each_step_once_with_a_warmer_state(data: Path) -> None
     assert not np.array_equal(found[0][1], found[1][1])
     learner = config.build_learner()
     (drawn,) = learner.source.batches(1, np.random.default_rng(0))
-    assert (
-        learner.prepare(drawn).columns["default_policy"]["loss_mask"].shape[1] == 10 + 9
-    )  # without an update
+    # without an update
+    assert learner.prepare(drawn).columns["default_policy"]["loss_mask"].shape[1] == 10 + 9
 
 
 @pytest.mark.parametrize(

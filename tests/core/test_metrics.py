@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-from rlzmq.core.metrics import MetricsLogger, StatsBase
+from rlzmq.core.metrics import MetricsLogger, Stat, StatsBase
 
 
 @pytest.mark.parametrize(
@@ -109,6 +109,8 @@ def test_an_ema_coeff_asks_for_an_ema() -> None:
         logger.log_value("max", 1.0, reduce="max", ema_coeff=0.5)
     with pytest.raises(ValueError, match=r"an .ema. has no window"):
         logger.log_value("windowed", 1.0, window=3, ema_coeff=0.5)
+    with pytest.raises(ValueError, match="Did you mean 'mean'"):
+        Stat("meen")
 
 
 def test_clear_on_reduce_empties_windows_and_makes_sums_last() -> None:

@@ -4,9 +4,8 @@ import re
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-BUILT = re.compile(
-    r"(?:^|/)(?:algorithms|project|reference/\w+)/[\w-]+\.(?:md|rst)$"
-)  # by docs/generated_pages.py
+# by docs/generated_pages.py
+BUILT = re.compile(r"(?:^|/)(?:algorithms|project|reference/\w+)/[\w-]+\.(?:md|rst)$")
 PAGES = [
     ROOT / "README.md",
     *sorted(

@@ -30,9 +30,8 @@ ROOT = Path(__file__).parents[2]
 EXAMPLES = sorted((ROOT / "docs" / "examples").glob("*.py"))
 TESTED_ALONE = {"league_connect_four"}  # it takes further arguments
 NOTEBOOKS = sorted((ROOT / "docs" / "notebooks").glob("*.ipynb"))
-ELSEWHERE = {
-    "docs/connectors.md"
-}  # tests/connectors/test_connectors_page.py runs it and looks at what it did
+# tests/connectors/test_connectors_page.py runs it and looks at what it did
+ELSEWHERE = {"docs/connectors.md"}
 
 
 def has_code(page: Path) -> bool:

@@ -221,9 +221,8 @@ async def test_the_death_of_all_learners_goes_back_to_the_last_state_that_the_dr
         group = algo.learner_group
         if "after" in what:
             await kill(group.handles[0])
-            await until_async(
-                lambda: group.supervisor.num_healthy == 2
-            )  # its replacement joins with an update
+            # its replacement joins with an update
+            await until_async(lambda: group.supervisor.num_healthy == 2)
         await asyncio.gather(*map(kill, group.handles))
         result = await algo.train()
         assert result["learners"]["default_policy"]["weights_seq_no"] == 2

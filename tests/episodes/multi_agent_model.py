@@ -406,9 +406,8 @@ def assert_same_getter(rng: random.Random, episode: MultiAgentEpisode, model: Mo
     elif kind == 3:
         bounds = [rng.choice([None, rng.randrange(low, high)]) for _ in range(2)]
         indices = slice(*bounds, rng.choice([None, 1, 2, 3, -1, -2]))
-        if (
-            fill is not None
-        ):  # fillers for slices that lie wholly outside of the data: see the buffer's own tests
+        # fillers for slices that lie wholly outside of the data: see the buffer's own tests
+        if fill is not None:
             indices = slice(0, rng.randrange(1, high))
     neg = rng.random() < 0.5
     agents = None if rng.random() < 0.7 else rng.sample(AGENTS, 2)

@@ -82,9 +82,8 @@ def test_the_first_value_of_each_chunk_is_described() -> None:
     batch = batch_of()
     batch.columns["obs"] = {"a": (np.zeros(14), batch.columns["obs"])}
     batch.columns["obs"]["a"][1][3, 1] = np.inf
-    batch.columns["rewards"][2] = (
-        np.nan
-    )  # of the step that led there: later than its observation, sooner than 3's
+    # of the step that led there: later than its observation, sooner than 3's
+    batch.columns["rewards"][2] = np.nan
     batch.columns["vf_preds"][10] = -1e30
     batch.env_index[:] = [4, 5]
     found = find_bad_values(batch)

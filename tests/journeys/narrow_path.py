@@ -75,9 +75,8 @@ class NarrowPath:
     async def _carry(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         is_silent = False
         while data := await reader.read(1 << 16):
-            if (
-                len(data) > self._packet_bytes and not is_silent
-            ):  # what follows it waits for it at the other end
+            # what follows it waits for it at the other end
+            if len(data) > self._packet_bytes and not is_silent:
                 is_silent = True
                 self.num_lost += 1
             if not is_silent:

@@ -163,6 +163,16 @@ def test_updates_follow_from_the_seed_and_leave_global_generators_alone() -> Non
     assert np.array_equal(np.random.get_state()[1], numpy_state)  # type: ignore[index]
 
 
+def test_the_random_numbers_of_updates_are_independent() -> None:
+    learner, drawn = ppo_learner(), np.empty((64, 1025))
+    for learner.weights_seq_no in range(1025):
+        with learner._running():
+            drawn[:, learner.weights_seq_no] = learner._rng.random(64)
+    counts = np.array([np.histogram2d(x[:-1], x[1:], 4, [(0, 1), (0, 1)])[0] for x in drawn])
+    chi_squared = ((counts - 64) ** 2 / 64).sum((1, 2))  # of 15 degrees of freedom
+    assert chi_squared.mean() < 15 + 5 * (30 / 64) ** 0.5
+
+
 class NoisyLearner(SquareLearner):
     """Its loss draws from torch's global generator, as dropout does."""
 

@@ -284,80 +284,82 @@ def test_a_restored_buffer_goes_on_as_the_first_would_have(cls: Any) -> None:
     assert len(other) == len(buffer)
 
 
-class TestPriorities:
-    def test_the_sum_is_that_of_the_powers(self) -> None:
-        buffer = PrioritizedEpisodeReplayBuffer(100, alpha=0.6, seed=0)
-        buffer.add(episode_of(0, 0, 4))
-        assert buffer._store.tree.total == pytest.approx(4.0)
-        batch = buffer.sample(200)
-        keys = np.unique(batch.columns["replay_key"][batch.start])
-        buffer.update_priorities([2.0, 0.5], keys[:2])
-        assert buffer._store.tree.total == pytest.approx(2 + 2**0.6 + 0.5**0.6)
-        buffer.add(episode_of(1, 0, 1))
-        assert buffer._store.tree.total == pytest.approx(2 + 2 * 2**0.6 + 0.5**0.6)
-
-    def test_draws_and_weights_follow_the_priorities(self) -> None:
-        buffer = PrioritizedEpisodeReplayBuffer(100, alpha=0.5, seed=0)
-        buffer.add(episode_of(0, 0, 20))
-        batch = buffer.sample(2000)
-        steps = batch.columns["actions"][batch.start]
-        buffer.update_priorities(steps + 1.0)  # those of the last sample, in order
-        share = np.sqrt(np.arange(20) + 1.0)
-        share /= share.sum()
-        batch = buffer.sample(50_000, beta=0.7)
-        steps = batch.columns["actions"][batch.start]
-        assert np.bincount(steps) / 50_000 == pytest.approx(share, abs=0.01)
-        weights = (20 * share) ** -0.7
-        expected = (weights / weights.max())[steps]
-        assert batch.columns["weights"][batch.start] == pytest.approx(expected, rel=1e-5)
-
-    def test_a_row_without_error_does_not_scale_down_the_weights_of_the_others(self) -> None:
-        def mean_weight(errors: Any) -> float:
-            buffer = PrioritizedEpisodeReplayBuffer(1000, alpha=0.6, seed=0)
-            buffer.add(episode_of(0, 0, 1000))
-            keys = buffer._keys(buffer._store.ordered_steps())
-            buffer.update_priorities(errors, keys)
-            return float(np.mean([buffer.sample(32, beta=0.4).columns["weights"].mean() for _ in range(20)]))
-
-        errors = np.random.default_rng(0).exponential(size=1000) + 0.05
-        usual, errors[7] = mean_weight(errors), 0.0
-        assert usual > 0.5
-        assert mean_weight(errors) == pytest.approx(usual, rel=0.1)
-
-    def test_keys_name_rows_in_any_order_and_know_what_has_left(self) -> None:
-        buffer = PrioritizedEpisodeReplayBuffer(20, alpha=1.0, seed=0)
-        buffer.add([episode_of(0, 0, 5), episode_of(1, 0, 5)])
-        batch = buffer.sample(100)
-        keys, obs = batch.columns["replay_key"][batch.start], batch.columns["obs"][batch.start]
-        order = np.random.default_rng(0).permutation(100)
-        buffer.add(
-            [episode_of(2, 0, 5), episode_of(3, 0, 12)]
-        )  # episodes 0 and 1 leave, slots are used again
-        buffer.update_priorities(obs[order] + 50.0, keys[order])
-        assert buffer._store.tree.total == pytest.approx(17.0)
-        assert {row[0] // 1000 for row in rows_of(buffer.sample(500))} == {2, 3}
-
-    def test_a_smaller_buffer_restores_the_priorities_of_the_newest_steps(self) -> None:
-        buffer = PrioritizedEpisodeReplayBuffer(20, alpha=1.0, seed=0)
-        buffer.add([episode_of(0, 0, 5), episode_of(1, 0, 5)])
-        batch = buffer.sample(500)
-        buffer.update_priorities(batch.columns["obs"][batch.start] + 1.0)
-        smaller = PrioritizedEpisodeReplayBuffer(5, alpha=1.0, seed=0)
-        smaller.set_state(buffer.get_state())
-        assert priorities_of(smaller) == [1001.0 + t for t in range(5)]
-
-    def test_errors_that_are_no_numbers_are_refused(self) -> None:
-        buffer = PrioritizedEpisodeReplayBuffer(20, seed=0)
-        buffer.add(episode_of(0, 0, 5))
-        buffer.sample(4)
-        with pytest.raises(ValueError, match=r"\(3,\) and \(4,\)"):
-            buffer.update_priorities([1.0] * 3)
-        with pytest.raises(ValueError, match="NaN"):
-            buffer.update_priorities([1.0, 2.0, 3.0, np.nan])
+def test_the_sum_is_that_of_the_powers() -> None:
+    buffer = PrioritizedEpisodeReplayBuffer(100, alpha=0.6, seed=0)
+    buffer.add(episode_of(0, 0, 4))
+    assert buffer._store.tree.total == pytest.approx(4.0)
+    batch = buffer.sample(200)
+    keys = np.unique(batch.columns["replay_key"][batch.start])
+    buffer.update_priorities([2.0, 0.5], keys[:2])
+    assert buffer._store.tree.total == pytest.approx(2 + 2**0.6 + 0.5**0.6)
+    buffer.add(episode_of(1, 0, 1))
+    assert buffer._store.tree.total == pytest.approx(2 + 2 * 2**0.6 + 0.5**0.6)
 
 
-def test_many_random_additions_agree_with_a_list(  # the store against a plain model
-) -> None:
+def test_draws_and_weights_follow_the_priorities() -> None:
+    buffer = PrioritizedEpisodeReplayBuffer(100, alpha=0.5, seed=0)
+    buffer.add(episode_of(0, 0, 20))
+    batch = buffer.sample(2000)
+    steps = batch.columns["actions"][batch.start]
+    buffer.update_priorities(steps + 1.0)  # those of the last sample, in order
+    share = np.sqrt(np.arange(20) + 1.0)
+    share /= share.sum()
+    batch = buffer.sample(50_000, beta=0.7)
+    steps = batch.columns["actions"][batch.start]
+    assert np.bincount(steps) / 50_000 == pytest.approx(share, abs=0.01)
+    weights = (20 * share) ** -0.7
+    expected = (weights / weights.max())[steps]
+    assert batch.columns["weights"][batch.start] == pytest.approx(expected, rel=1e-5)
+
+
+def test_a_row_without_error_does_not_scale_down_the_weights_of_the_others() -> None:
+    def mean_weight(errors: Any) -> float:
+        buffer = PrioritizedEpisodeReplayBuffer(1000, alpha=0.6, seed=0)
+        buffer.add(episode_of(0, 0, 1000))
+        keys = buffer._keys(buffer._store.ordered_steps())
+        buffer.update_priorities(errors, keys)
+        return float(np.mean([buffer.sample(32, beta=0.4).columns["weights"].mean() for _ in range(20)]))
+
+    errors = np.random.default_rng(0).exponential(size=1000) + 0.05
+    usual, errors[7] = mean_weight(errors), 0.0
+    assert usual > 0.5
+    assert mean_weight(errors) == pytest.approx(usual, rel=0.1)
+
+
+def test_keys_name_rows_in_any_order_and_know_what_has_left() -> None:
+    buffer = PrioritizedEpisodeReplayBuffer(20, alpha=1.0, seed=0)
+    buffer.add([episode_of(0, 0, 5), episode_of(1, 0, 5)])
+    batch = buffer.sample(100)
+    keys, obs = batch.columns["replay_key"][batch.start], batch.columns["obs"][batch.start]
+    order = np.random.default_rng(0).permutation(100)
+    # episodes 0 and 1 leave, slots are used again
+    buffer.add([episode_of(2, 0, 5), episode_of(3, 0, 12)])
+    buffer.update_priorities(obs[order] + 50.0, keys[order])
+    assert buffer._store.tree.total == pytest.approx(17.0)
+    assert {row[0] // 1000 for row in rows_of(buffer.sample(500))} == {2, 3}
+
+
+def test_a_smaller_buffer_restores_the_priorities_of_the_newest_steps() -> None:
+    buffer = PrioritizedEpisodeReplayBuffer(20, alpha=1.0, seed=0)
+    buffer.add([episode_of(0, 0, 5), episode_of(1, 0, 5)])
+    batch = buffer.sample(500)
+    buffer.update_priorities(batch.columns["obs"][batch.start] + 1.0)
+    smaller = PrioritizedEpisodeReplayBuffer(5, alpha=1.0, seed=0)
+    smaller.set_state(buffer.get_state())
+    assert priorities_of(smaller) == [1001.0 + t for t in range(5)]
+
+
+def test_errors_that_are_no_numbers_are_refused() -> None:
+    buffer = PrioritizedEpisodeReplayBuffer(20, seed=0)
+    buffer.add(episode_of(0, 0, 5))
+    buffer.sample(4)
+    with pytest.raises(ValueError, match=r"\(3,\) and \(4,\)"):
+        buffer.update_priorities([1.0] * 3)
+    with pytest.raises(ValueError, match="NaN"):
+        buffer.update_priorities([1.0, 2.0, 3.0, np.nan])
+
+
+def test_many_random_additions_agree_with_a_list() -> None:  # the store against a plain model
     rng = random.Random(7)
     for trial in range(30):
         capacity = rng.choice([5, 30, 120])

@@ -86,9 +86,8 @@ async def test_the_next_runner_that_lacks_weights_takes_the_place_of_one_that_en
     second.neighbors.request(SnapshotRequest(0, 0))
     assert second.asked == [SnapshotRequest(0, 0)]
     second.neighbors.offer(weights(1))
-    await until_async(
-        lambda: third.got or third.neighbors.request(SnapshotRequest(0, 0))
-    )  # as the core repeats it
+    # as the core repeats it
+    await until_async(lambda: third.got or third.neighbors.request(SnapshotRequest(0, 0)))
     for runner in (third, second):
         runner.neighbors.close()
     context.close()

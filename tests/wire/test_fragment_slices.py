@@ -50,9 +50,6 @@ def facts(frames: Any, first: int, num_steps: int) -> Any:
     return batch.meta, repr(states)
 
 
-FRAGMENT_ID = Fragment("r", 0, 7, 1, 0, 1, 0, {}).fragment_id
-
-
 @pytest.mark.parametrize(
     ("first", "num_steps"), [(0, 12), (0, 5), (0, 6), (2, 1), (4, 5), (5, 3), (6, 6), (11, 1)]
 )
