@@ -19,7 +19,7 @@ from rlzmq.core.errors import ConfigurationError
 from rlzmq.core.signatures import TellsUncalled
 from rlzmq.core.synonyms import AnswersSynonyms, SynonymsOfClass
 from rlzmq.driver.sync_groups import EnvRunnerGroup, LearnerGroup
-from rlzmq.driver.synchronous import Forwarded, Synchronous, blocking, runner_for
+from rlzmq.driver.synchronous import Forwarded, Synchronous, blocking, coroutine_runner
 from rlzmq.driver.updates import Accounting
 
 __all__ = ["Algorithm"]
@@ -120,7 +120,7 @@ class Algorithm(TellsUncalled, Synchronous[AsyncAlgorithm], AnswersSynonyms, met
         Whatever an override needs of the run's processes is there afterwards (`env_runner_group`, `learner_group`).
         """
         overrides_step = type(self).training_step is not Algorithm.training_step
-        self._run = runner_for(config)
+        self._run = coroutine_runner(config)
         self._async = _WithSyncTrainingStep(config) if overrides_step else AsyncAlgorithm(config)
         self._async._dispatch.algorithm = self
         self._run(self._async.start())

@@ -11,7 +11,7 @@ from rlzmq.core.checkpoint import Checkpointable
 from rlzmq.core.names import LEARNER_PATH
 from rlzmq.driver.async_env_runner_group import AsyncEnvRunnerGroup
 from rlzmq.driver.async_learner_group import AsyncLearnerGroup
-from rlzmq.driver.synchronous import Forwarded, Synchronous, blocking, runner_for
+from rlzmq.driver.synchronous import Forwarded, Synchronous, blocking, coroutine_runner
 
 __all__ = ["EnvRunnerGroup", "LearnerGroup", "synchronous_parallel_sample"]
 
@@ -22,7 +22,7 @@ class _OwnProcesses:
     _system: ActorSystem | None = None
 
     def _begin(self: Any, config: BaseConfig, num_processes: int, make: Callable[..., Any]) -> None:
-        self._run = runner_for(config)
+        self._run = coroutine_runner(config)
         if num_processes:
             self._system = ActorSystem()
             self._run(self._system.start())

@@ -26,20 +26,20 @@ from rlzmq.core.tracebacks import ShortTraceback
 __all__ = [
     "CallbackDispatch",
     "Forwarded",
-    "Run",
+    "RunCoroutine",
     "Synchronous",
     "blocking",
+    "coroutine_runner",
     "drive",
     "has_broker",
     "needs_processes",
-    "runner_for",
 ]
 
 A = TypeVar("A")
 P = ParamSpec("P")
 T = TypeVar("T")
 
-Run = Callable[[Coroutine[Any, Any, Any]], Any]
+RunCoroutine = Callable[[Coroutine[Any, Any, Any]], Any]
 
 
 def needs_processes(config: BaseConfig) -> bool:
@@ -69,7 +69,7 @@ def drive(coroutine: Coroutine[Any, Any, T]) -> T:
     raise RuntimeError("this coroutine waits for another process: run it on an event loop.")
 
 
-def runner_for(config: BaseConfig) -> Run:
+def coroutine_runner(config: BaseConfig) -> RunCoroutine:
     """Return a function that runs coroutines to completion for a synchronous caller."""
     if not needs_processes(config):
         return drive
@@ -81,10 +81,10 @@ class Synchronous(Generic[A]):
     """Base class of the synchronous interfaces: the asynchronous object, and the function that runs its coroutines."""
 
     _async: A
-    _run: Run
+    _run: RunCoroutine
 
     @classmethod
-    def of(cls, target: A, run: Run) -> Self:
+    def of(cls, target: A, run: RunCoroutine) -> Self:
         """Return the interface to an existing object."""
         new = cls.__new__(cls)
         new._async, new._run = target, run

@@ -149,7 +149,7 @@ class RequestFilter:
             await _refuse(send, 403, f"this host name is not served here; expected {sorted(self._hosts)}")
             return
         if scope["path"] in self._open_paths:
-            await self._app(scope, _Replay(b"", receive), send)
+            await self._app(scope, _ReceivedBody(b"", receive), send)
             return
         given = headers.get(b"authorization", [])
         if len(given) != 1 or not secrets.compare_digest(given[0], self._expected):
@@ -168,7 +168,7 @@ class RequestFilter:
         try:
             refusal = await self._read(receive, body)
             if refusal is None:
-                await self._app(scope, _Replay(bytes(body), receive), send)
+                await self._app(scope, _ReceivedBody(bytes(body), receive), send)
             else:
                 await _refuse(send, *refusal)
         finally:
@@ -196,7 +196,7 @@ class RequestFilter:
             return 408, f"the body did not arrive within {self._body_timeout_s:g} s"
 
 
-class _Replay:
+class _ReceivedBody:
     """Gives the application the body that was received already."""
 
     def __init__(self, body: bytes, receive: Receive) -> None:

@@ -182,7 +182,7 @@ class Bench:
         self, plan: ShardPlan | Train, rank: int = 0, num_ranks: int = 1, trained: bool = True
     ) -> list[Any]:
         message = UpdateDone(plan.update_id, plan.attempt, plan.generation, rank, num_ranks, trained, 1)
-        run = self.state.runs.get(plan.update_id)
+        run = self.state.plans.get(plan.update_id)
         ranges = run.ranges if run is not None else []
         return self.send(f"learner-{rank}", message, (b"results", *pack_ranges(ranges)))
 

@@ -174,7 +174,7 @@ def test_env_steps_move_an_update_that_is_collected_and_not_one_that_is_trained(
     assert bench.core.status()["still_s"] == 2.0
     bench.fragment(leases.pop(0), steps=20)
     bench.fragment(leases.pop(0), steps=20)
-    assert bench.state.runs
+    assert bench.state.plans
     collected = _progress(bench).num_moves
     assert collected == 5
     assert step(4) == step(5) == collected

@@ -75,7 +75,7 @@ def test_an_on_policy_batch_does_not_depend_on_who_was_first(staleness, expected
         bench.runner(name)
     for name in ("b", "a", "b", "a"):
         bench.fragment(steps=10, runner=name)
-    (run,) = bench.state.runs.values()
+    (run,) = bench.state.plans.values()
     assert [item.fragment.runner for item in run.ranges] == [f"uuid-{name}" for name in expected]
     assert [len(shard) for shard in run.shards] == [2, 2]
     of_a = [item.fragment.seq for item in run.ranges if item.fragment.runner == "uuid-a"]

@@ -28,7 +28,7 @@ from rlzmq.core.patience import NARROW_PATH
 from rlzmq.protocol.broker.grants import Grants
 from rlzmq.protocol.broker.intake import Intake
 from rlzmq.protocol.broker.registration import Registration
-from rlzmq.protocol.broker.state import BrokerOptions, BrokerState, Peer, PublishedState, Run
+from rlzmq.protocol.broker.state import BrokerOptions, BrokerState, Peer, Plan, PublishedState
 from rlzmq.protocol.broker.updates import Updates, progress_of
 from rlzmq.protocol.core import Instruction, Received, Send
 from rlzmq.wire.codec import BoundExceededError, Buffer, SchemaError, WireError, WireMessage
@@ -351,7 +351,7 @@ def _status_of(state: BrokerState, now: float) -> dict[str, Any]:
         "weights": list(state.weights.order) if state.weights else None,
         "next_commit": state.next_commit,
         "open_updates": sorted(state.open),
-        "updates_in_flight": sorted(state.runs),
+        "updates_in_flight": sorted(state.plans),
         "runners": [
             {
                 "name": peer.hello.name,
@@ -391,8 +391,8 @@ def _waits_of(state: BrokerState, now: float) -> list[str]:
         return ["broker: waits for a driver"]
     if update_id is None or update_id not in state.open:
         return [f"broker: waits for the driver to open update {update_id}"]
-    run = state.runs.get(update_id)
-    lines = _collecting(state, update_id, now) if run is None else _training(state, run)
+    plan = state.plans.get(update_id)
+    lines = _collecting(state, update_id, now) if plan is None else _training(state, plan)
     if not state.group_is_complete:
         here = ", ".join(peer.hello.name for peer in state.ranks.values()) or "none"
         lines.append(f"broker: waits for learners: the group has {state.num_ranks}, registered: {here}")
@@ -418,11 +418,11 @@ def _collecting(state: BrokerState, update_id: int, now: float) -> list[str]:
     return lines
 
 
-def _training(state: BrokerState, run: Run) -> list[str]:
-    missing = set(range(run.num_ranks)) - (set(run.results) if run.is_training else run.ready)
+def _training(state: BrokerState, plan: Plan) -> list[str]:
+    missing = set(range(plan.num_ranks)) - (set(plan.results) if plan.is_training else plan.ready)
     names = {rank: peer.hello.name for rank, peer in state.ranks.items()}
     those = (
         ", ".join(names.get(rank, f"rank {rank} (not registered)") for rank in sorted(missing)) or "nobody"
     )
-    what = "the result" if run.is_training else "READY"
-    return [f"broker: waits for {what} of update {run.update_id} from {those}"]
+    what = "the result" if plan.is_training else "READY"
+    return [f"broker: waits for {what} of update {plan.update_id} from {those}"]

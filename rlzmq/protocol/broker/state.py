@@ -57,9 +57,9 @@ __all__ = [
     "KeptReport",
     "OpenedUpdate",
     "Peer",
+    "Plan",
     "PublishedState",
     "Receipts",
-    "Run",
 ]
 
 
@@ -248,7 +248,7 @@ class OpenedUpdate:
 
 
 @dataclass(slots=True)
-class Run:
+class Plan:
     """One update from its plan to its commit.
 
     Attributes:
@@ -341,7 +341,7 @@ class BrokerState:
         self.next_commit: int | None = None
         self.open: dict[int, OpenedUpdate] = {}
         self.terms: OpenUpdate | None = None
-        self.runs: dict[int, Run] = {}
+        self.plans: dict[int, Plan] = {}
         self.reports: dict[int, KeptReport] = {}
         self.commit_pace: Pace = Pace()  # committed env steps per second
         self.committed_at: float | None = None
@@ -398,7 +398,7 @@ class BrokerState:
 
     def moved(self, phase: Literal["collecting", "training"], now: float) -> None:
         """Record progress, if the next update is in this phase."""
-        if (phase == "training") == (self.next_commit in self.runs):
+        if (phase == "training") == (self.next_commit in self.plans):
             self.num_moves += 1
             self.moved_at = now
 
@@ -426,18 +426,18 @@ class BrokerState:
 
     @property
     def next_plan(self) -> int | None:
-        """The update being collected: the first one without a run."""
+        """The update being collected: the first one without a plan."""
         if self.next_commit is None:
             return None
         update_id = self.next_commit
-        while update_id in self.runs:
+        while update_id in self.plans:
             update_id += 1
         return update_id
 
-    def run_of(self, update_id: int, attempt: int) -> Run | None:
-        """Return the update in flight if it has this attempt, else None."""
-        run = self.runs.get(update_id)
-        return run if run is not None and run.attempt == attempt else None
+    def plan_of(self, update_id: int, attempt: int) -> Plan | None:
+        """Return the plan of an update if it has this attempt, else None."""
+        plan = self.plans.get(update_id)
+        return plan if plan is not None and plan.attempt == attempt else None
 
     def terms_of(self, update_id: int) -> OpenUpdate | None:
         """Return the driver's request; None if the update is not open."""

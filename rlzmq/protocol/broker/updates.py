@@ -28,7 +28,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 
 from rlzmq.core.patience import FACTOR, STEP_S
-from rlzmq.protocol.broker.state import BrokerState, KeptReport, OpenedUpdate, Peer, PublishedState, Run
+from rlzmq.protocol.broker.state import BrokerState, KeptReport, OpenedUpdate, Peer, Plan, PublishedState
 from rlzmq.protocol.core import Quarantine, Received
 from rlzmq.protocol.ledger import DropReason, Entry, Ledger
 from rlzmq.wire.codec import FragmentId
@@ -180,8 +180,8 @@ class Updates:
             state.next_commit = next_report
             state.min_generation = max(state.min_generation, hello.generation)
             self._take_over(hello)
-            for update_id in [u for u in state.runs if u < next_report]:
-                state.ledger.note_trained(state.runs.pop(update_id).ranges)
+            for update_id in [u for u in state.plans if u < next_report]:
+                state.ledger.note_trained(state.plans.pop(update_id).ranges)
             for update_id in [u for u in state.open if u < next_report]:
                 del state.open[update_id]
             for entry in [e for e in state.ledger.entries.values() if e.generation < hello.generation]:
@@ -262,12 +262,12 @@ class Updates:
 
     def on_ready(self, peer: Peer, message: ShardReady, event: Received, now: float) -> None:
         """Record that a rank has decoded its shard; send TRAIN once all have."""
-        run = self._state.run_of(message.update_id, message.attempt)
-        if run is None or (message.generation, message.rank) != (run.generation, peer.hello.rank):
+        plan = self._state.plan_of(message.update_id, message.attempt)
+        if plan is None or (message.generation, message.rank) != (plan.generation, peer.hello.rank):
             return
-        run.ready.add(message.rank)
-        if run.is_training:
-            self._send_train(run, message.rank)  # its TRAIN was lost
+        plan.ready.add(message.rank)
+        if plan.is_training:
+            self._send_train(plan, message.rank)  # its TRAIN was lost
         else:
             self._train_ready(now)
 
@@ -283,27 +283,27 @@ class Updates:
                 message.update_ids, message.attempts, message.num_held, message.phases, strict=False
             )
         }
-        for run in state.runs.values():
-            if not run.shards or run.update_id < message.next_update:
+        for plan in state.plans.values():
+            if not plan.shards or plan.update_id < message.next_update:
                 continue
-            if now - run.sent_at.get(rank, now) < state.options.resend_s:
+            if now - plan.sent_at.get(rank, now) < state.options.resend_s:
                 continue
-            attempt, num_held, phase = held.get(run.update_id, (-1, -1, 0))
-            run.sent_at[rank] = now
-            if run.is_training:
-                if attempt != run.attempt or phase < 2:
-                    self._send_train(run, rank)
-            elif attempt != run.attempt or num_held < len(run.shards[rank]) or rank not in run.ready:
-                self._send_shard(run, rank)
+            attempt, num, phase = held.get(plan.update_id, (-1, -1, 0))
+            plan.sent_at[rank] = now
+            if plan.is_training:
+                if attempt != plan.attempt or phase < 2:
+                    self._send_train(plan, rank)
+            elif attempt != plan.attempt or num < len(plan.shards[rank]) or rank not in plan.ready:
+                self._send_shard(plan, rank)
 
     def on_shard_refused(self, peer: Peer, message: ShardRefused, event: Received, now: float) -> None:
         """Drop a fragment that a rank cannot use, and plan the update again."""
         state = self._state
-        run = state.run_of(message.update_id, message.attempt)
-        if run is None or run.is_training:
+        plan = state.plan_of(message.update_id, message.attempt)
+        if plan is None or plan.is_training:
             return
         entry = state.ledger.entries.get(message.fragment)
-        if entry is None or all(item.fragment != message.fragment for item in run.ranges):
+        if entry is None or all(item.fragment != message.fragment for item in plan.ranges):
             return
         self._release(message.update_id)
         detail = f"{message.fragment}: {message.reason}: {message.detail}"
@@ -324,13 +324,13 @@ class Updates:
         if message.generation != state.generation:
             return
         self._adopt(message.update_id, message.attempt, ranges)
-        run = state.run_of(message.update_id, message.attempt)
-        if run is None:
+        plan = state.plan_of(message.update_id, message.attempt)
+        if plan is None:
             return
-        run.results[message.rank] = event.payload[0] if event.payload else b""
-        run.trained = message.trained
-        run.num_trainers = message.num_ranks
-        run.trained_steps[message.rank] = message.num_trained_steps
+        plan.results[message.rank] = event.payload[0] if event.payload else b""
+        plan.trained = message.trained
+        plan.num_trainers = message.num_ranks
+        plan.trained_steps[message.rank] = message.num_trained_steps
         peer.next_update = max(peer.next_update, message.update_id + 1)
 
     # ------------------------------------------------------------------ progress
@@ -349,43 +349,43 @@ class Updates:
         update_id = state.next_commit
         if update_id is None or state.driver is None:
             return False
-        run, opened = state.runs.get(update_id), state.open.get(update_id)
-        if run is None or opened is None:
+        plan, opened = state.plans.get(update_id), state.open.get(update_id)
+        if plan is None or opened is None:
             return False
         if not (
-            run.is_training
+            plan.is_training
             and state.group_is_complete
             and all(peer.next_update > update_id for peer in state.ranks.values())
         ):
             return False
         assert state.started_at is not None
         if now < state.started_at + state.options.resend_s:
-            expected = [item for item in run.ranges if item.fragment.runner not in state.fenced]
+            expected = [item for item in plan.ranges if item.fragment.runner not in state.fenced]
             if state.ledger.missing(expected):
                 return False
-        self._commit(run, opened, now)
+        self._commit(plan, opened, now)
         return True
 
-    def _commit(self, run: Run, opened: OpenedUpdate, now: float) -> None:
+    def _commit(self, plan: Plan, opened: OpenedUpdate, now: float) -> None:
         state, ledger, update = self._state, self._state.ledger, opened.terms
-        entries = [ledger.entries[item.fragment] for item in run.ranges if item.fragment in ledger.entries]
+        entries = [ledger.entries[item.fragment] for item in plan.ranges if item.fragment in ledger.entries]
         for entry in entries:
             state.to_be_reported(entry)
         version_steps: Counter[int] = Counter()
-        for item in run.ranges:
+        for item in plan.ranges:
             if (known := ledger.entries.get(item.fragment)) is not None:
                 version_steps[known.version] += item.num_steps
-        num_kept = ledger.commit(run.ranges, is_skipped=not run.trained)
-        del state.runs[run.update_id]
-        del state.open[run.update_id]
-        state.next_commit = run.update_id + 1
+        num_kept = ledger.commit(plan.ranges, is_skipped=not plan.trained)
+        del state.plans[plan.update_id]
+        del state.open[plan.update_id]
+        state.next_commit = plan.update_id + 1
         if state.committed_at is not None:
-            state.commit_pace.note(run.num_steps, now - state.committed_at)
+            state.commit_pace.note(plan.num_steps, now - state.committed_at)
         state.committed_at = now
-        state.unpublished[run.update_id] = run.num_steps
+        state.unpublished[plan.update_id] = plan.num_steps
         self._store.release_published()
         self._drop_surplus(update, update.weights_version + 1)
-        self._report(run, opened, num_kept, version_steps, now)
+        self._report(plan, opened, num_kept, version_steps, now)
 
     # ------------------------------------------------------------------ planning
 
@@ -398,7 +398,7 @@ class Updates:
         if not state.group_is_complete or update_id < state.group_next_update:
             return False
         # The next update may be delivered while one is trained; on-policy, its data cannot exist yet.
-        if len(state.runs) >= (1 if update.staleness == 0 else 2):
+        if len(state.plans) >= (1 if update.staleness == 0 else 2):
             return False
         oldest, newest = state.version_bounds(update)
         self._drop_older(oldest, "surplus" if update.staleness == 0 else "stale")
@@ -419,7 +419,7 @@ class Updates:
         else:
             shards = take_shards(state.ledger, entries, rank_shares(batch, state.num_ranks))
             ranges = [item for shard in shards for item in shard]
-        run = Run(
+        plan = Plan(
             update_id=update_id,
             attempt=next(state.attempts),
             generation=state.generation,
@@ -429,8 +429,8 @@ class Updates:
             rank_uuids=[state.ranks[rank].uuid for rank in range(state.num_ranks)],
             planned_at=now,
         )
-        state.runs[update_id] = run
-        self._deliver(run, now)
+        state.plans[update_id] = plan
+        self._deliver(plan, now)
         return True
 
     def _drop_surplus(self, update: OpenUpdate, version: int) -> None:
@@ -447,68 +447,68 @@ class Updates:
 
     # ------------------------------------------------------------------ delivery
 
-    def _deliver(self, run: Run, now: float) -> None:
+    def _deliver(self, plan: Plan, now: float) -> None:
         """Send the shards of a newly planned update."""
-        for rank in range(run.num_ranks):
-            run.sent_at[rank] = now
-            self._send_shard(run, rank)
+        for rank in range(plan.num_ranks):
+            plan.sent_at[rank] = now
+            self._send_shard(plan, rank)
 
     def _train_ready(self, now: float) -> None:
         """Send TRAIN in the order of updates: while an update may be replanned, so may the next one."""
-        for _, run in sorted(self._state.runs.items()):
-            if not run.is_training:
-                if len(run.ready) < run.num_ranks:
+        for _, plan in sorted(self._state.plans.items()):
+            if not plan.is_training:
+                if len(plan.ready) < plan.num_ranks:
                     return
-                run.is_training = True
-                for rank in range(run.num_ranks):
-                    run.sent_at[rank] = now
-                    self._send_train(run, rank)
+                plan.is_training = True
+                for rank in range(plan.num_ranks):
+                    plan.sent_at[rank] = now
+                    self._send_train(plan, rank)
 
-    def _send_shard(self, run: Run, rank: int) -> None:
+    def _send_shard(self, plan: Plan, rank: int) -> None:
         state, peer = self._state, self._state.ranks.get(rank)
         if peer is None:
             return
-        shard = run.shards[rank]
-        plan = state.options.incarnation, run.update_id, run.attempt, run.generation
+        shard = plan.shards[rank]
+        numbers = state.options.incarnation, plan.update_id, plan.attempt, plan.generation
         rank_steps = sum(item.num_steps for item in shard)
-        state.send(peer, ShardPlan(*plan, len(shard), rank_steps, run.num_steps))
+        state.send(peer, ShardPlan(*numbers, len(shard), rank_steps, plan.num_steps))
         for index, (fragment, first, num_steps) in enumerate(shard):
-            message = Shard(*plan, index, fragment, first, num_steps)
+            message = Shard(*numbers, index, fragment, first, num_steps)
             entry = state.ledger.entries[fragment]
             is_whole = num_steps == entry.size
             frames = entry.frames if is_whole else slice_fragment(entry.frames, first, num_steps)
             state.send(peer, message, tuple(frames))
 
-    def _send_train(self, run: Run, rank: int) -> None:
+    def _send_train(self, plan: Plan, rank: int) -> None:
         peer = self._state.ranks.get(rank)
         if peer is not None:
-            message = Train(self._state.options.incarnation, run.update_id, run.attempt, run.generation)
-            self._state.send(peer, message, tuple(pack_ranges(run.ranges)))
+            message = Train(self._state.options.incarnation, plan.update_id, plan.attempt, plan.generation)
+            self._state.send(peer, message, tuple(pack_ranges(plan.ranges)))
 
     # ------------------------------------------------------------------ reports
 
     def _report(
-        self, run: Run, opened: OpenedUpdate, num_kept: int, version_steps: Mapping[int, int], now: float
+        self, plan: Plan, opened: OpenedUpdate, num_kept: int, version_steps: Mapping[int, int], now: float
     ) -> None:
         """Make and send the report of a committed update.
 
         Args:
-            run, opened: Plan and request of the update.
+            plan, opened: Plan and request of the update.
             num_kept: Change in the account's number of trained env steps.
             version_steps: Number of trained env steps by weights version, of fragments that are known here.
             now: Time of the commit.
         """
         state = self._state
         accounting = state.ledger.accounting
-        planned_at = now if run.planned_at is None else run.planned_at
+        planned_at = now if plan.planned_at is None else plan.planned_at
         report = CommitReport(
             broker_incarnation=state.options.incarnation,
             min_generation=state.min_generation,
-            update_id=run.update_id,
-            generation=run.generation,
-            num_env_steps=run.num_steps,
+            update_id=plan.update_id,
+            generation=plan.generation,
+            num_env_steps=plan.num_steps,
             num_kept_steps=num_kept,
-            num_trained_steps=run.num_trained_steps,
+            num_trained_steps=plan.num_trained_steps,
             trained=accounting.trained,
             dropped=dict(accounting.dropped),
             versions=tuple(sorted(version_steps)),
@@ -520,12 +520,12 @@ class Updates:
         payload = (
             *pack_ranges(FragmentRange(fragment, 0, size) for fragment, size, _ in reported),
             join_frames(meta for _, _, meta in reported),
-            join_frames(run.results[rank] for rank in sorted(run.results)),
+            join_frames(plan.results[rank] for rank in sorted(plan.results)),
             *pack_ranges(state.ledger.take_watermarks()),
         )
         state.take_committed()
         committed, state.committed = state.committed, []
-        kept = state.reports[run.update_id] = KeptReport(report, payload, now, committed)
+        kept = state.reports[plan.update_id] = KeptReport(report, payload, now, committed)
         self._send_report(kept, now)
 
     def _send_reports(self, now: float) -> None:
@@ -587,9 +587,9 @@ class Updates:
             if entry is not None and first + num_steps >= entry.num_steps:
                 state.to_be_reported(entry)  # an earlier broker may have died before its report
         state.ledger.note_trained(ranges)
-        for run in sorted(state.runs.values(), key=lambda run: run.update_id):
-            if not run.is_training and any(self._is_done(item) for item in run.ranges):
-                self._release(run.update_id)
+        for plan in sorted(state.plans.values(), key=lambda plan: plan.update_id):
+            if not plan.is_training and any(self._is_done(item) for item in plan.ranges):
+                self._release(plan.update_id)
                 return
 
     def _adopt(self, update_id: int, attempt: int, ranges: list[FragmentRange]) -> None:
@@ -597,16 +597,16 @@ class Updates:
         state = self._state
         if state.next_commit is not None and update_id < state.next_commit:
             return
-        run = state.runs.get(update_id)
-        if run is not None:
-            if run.attempt == attempt:
-                run.is_training = True
+        plan = state.plans.get(update_id)
+        if plan is not None:
+            if plan.attempt == attempt:
+                plan.is_training = True
                 return
-            if run.is_training:
+            if plan.is_training:
                 return
             self._release(update_id)
         state.ledger.reserve(ranges)
-        state.runs[update_id] = Run(
+        state.plans[update_id] = Plan(
             update_id=update_id,
             attempt=attempt,
             generation=state.generation,
@@ -629,29 +629,28 @@ class Updates:
             return  # the group restored a checkpoint, and the driver's RESET will follow
         if max(peer.hello.lineage for peer in state.ranks.values()) > state.min_generation:
             return  # the same, at exactly the due update; held fragments may have been trained already
-        state.group_next_update = max(updates)
+        begun = due = state.group_next_update = max(updates)
         # Updates run in order, so none can have begun after one without TRAIN.
-        begun = max(updates)
-        while begun in state.runs and state.runs[begun].is_training:
+        while begun in state.plans and state.plans[begun].is_training:
             begun += 1
-        for run in sorted(state.runs.values(), key=lambda run: -run.update_id):
-            is_same = run.generation == state.generation
-            if run.is_training and run.update_id < max(updates):
-                run.generation = state.generation
-            elif not is_same or run.update_id < max(updates) or (run.is_training and run.update_id > begun):
+        for plan in sorted(state.plans.values(), key=lambda plan: -plan.update_id):
+            is_same = plan.generation == state.generation
+            if plan.is_training and plan.update_id < due:
+                plan.generation = state.generation
+            elif not is_same or plan.update_id < due or (plan.is_training and plan.update_id > begun):
                 if not is_same:
-                    self._blame_deaths(run)
-                self._release(run.update_id)
+                    self._blame_deaths(plan)
+                self._release(plan.update_id)
 
-    def _blame_deaths(self, run: Run) -> None:
+    def _blame_deaths(self, plan: Plan) -> None:
         """Count a rank's death against the fragments that it was training, and quarantine those above the limit."""
         state = self._state
-        if not run.is_training or run.update_id != state.next_commit:
+        if not plan.is_training or plan.update_id != state.next_commit:
             return
         alive = {peer.uuid for peer in state.ranks.values()}
-        dead = [rank for rank, uuid in enumerate(run.rank_uuids) if uuid not in alive]
-        blamed = [item for rank in dead for item in run.shards[rank]] if run.shards else run.ranges
-        self._release(run.update_id)
+        dead = [rank for rank, uuid in enumerate(plan.rank_uuids) if uuid not in alive]
+        blamed = [item for rank in dead for item in plan.shards[rank]] if plan.shards else plan.ranges
+        self._release(plan.update_id)
         for fragment in dict.fromkeys(item.fragment for item in blamed):
             entry = state.ledger.entries.get(fragment)
             if entry is None:
@@ -676,10 +675,10 @@ class Updates:
     def _release(self, from_update: int = -1) -> None:
         """Release the steps of updates from `from_update` on. Earlier updates keep theirs."""
         state = self._state
-        for update_id in [u for u in state.runs if u >= from_update]:
-            state.ledger.release(state.runs.pop(update_id).ranges)
-        for run in state.runs.values():
-            state.ledger.reserve(run.ranges)
+        for update_id in [u for u in state.plans if u >= from_update]:
+            state.ledger.release(state.plans.pop(update_id).ranges)
+        for plan in state.plans.values():
+            state.ledger.reserve(plan.ranges)
 
     def _is_done(self, item: FragmentRange) -> bool:
         entry = self._state.ledger.entries.get(item.fragment)
@@ -702,7 +701,7 @@ def progress_of(state: BrokerState) -> Progress:
 
 def _patience_s(state: BrokerState) -> float:
     """Return how long a peer that works on the next update may make no progress."""
-    if state.next_commit in state.runs:
+    if state.next_commit in state.plans:
         return max((peer.pace_s for peer in state.ranks.values()), default=0.0)
     at_work = (peer for peer in state.runners.values() if state.leases.num_of_peer(peer.uuid))
     return max((max(STEP_S, FACTOR * peer.pace_s) for peer in at_work), default=0.0)
