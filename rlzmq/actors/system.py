@@ -27,7 +27,7 @@ from rlzmq.actors.process_state import is_stopped
 from rlzmq.core import faults
 from rlzmq.core.addresses import SocketDirectory, process_directory
 from rlzmq.core.errors import ClosedError, ConfigurationError, DeadlineError, PeerLostError
-from rlzmq.core.patience import FACTOR, CoreWait, FairClock, Patience
+from rlzmq.core.patience import FACTOR, HEARTBEAT_S, CoreWait, FairClock, Patience
 from rlzmq.core.tracebacks import ShortTraceback
 from rlzmq.net.context import Context
 from rlzmq.net.socket import DrainSocket
@@ -101,8 +101,6 @@ class Watched:
 _log = logging.getLogger("rlzmq.actors")
 
 _FORGET_AFTER_S = 1.0
-# Interval between checks of the processes and of the fork server.
-_LOOK_S = 0.5
 _MAX_MESSAGE_BYTES = 512 * 1024 * 1024  # peers are this process's own children: room for large weights
 
 
@@ -316,8 +314,8 @@ class ActorSystem:
         left_s = deadline_s or math.inf
         try:
             with ShortTraceback():
-                while not (await asyncio.wait((constructed,), timeout=min(_LOOK_S, left_s)))[0]:
-                    left_s -= _LOOK_S
+                while not (await asyncio.wait((constructed,), timeout=min(HEARTBEAT_S, left_s)))[0]:
+                    left_s -= HEARTBEAT_S
                     if left_s <= 0:
                         raise await self._overdue(link, deadline_s)
                 constructed.result()
@@ -342,9 +340,9 @@ class ActorSystem:
 
     async def _watch(self) -> None:
         """Kill processes that hang. Continue the fork server: without it no process starts or ends."""
-        clock = FairClock(_LOOK_S)
+        clock = FairClock(HEARTBEAT_S)
         while True:
-            await asyncio.sleep(_LOOK_S)
+            await asyncio.sleep(HEARTBEAT_S)
             self._look(clock.now())
 
     def _look(self, now: float) -> None:

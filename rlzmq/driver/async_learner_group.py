@@ -12,6 +12,7 @@ from rlzmq.core.checkpoint import read_part, write_part
 from rlzmq.core.errors import PeerLostError
 from rlzmq.core.imports import LazyModule
 from rlzmq.core.names import LEARNER_PATH
+from rlzmq.core.patience import FIRST_S
 from rlzmq.driver.formation import LEARNER_ROLE, LearnerFormation, form_group
 from rlzmq.driver.process_config import config_for_learners, weights_to_load
 from rlzmq.driver.supervision import Place, Supervisor
@@ -101,9 +102,6 @@ if TYPE_CHECKING:
 else:  # they import torch, which only a local learner needs here
     module_weights = LazyModule("rlzmq.modules.weights")
     learner_role = LazyModule("rlzmq.roles.learner_role")
-
-
-_JOIN_SPARE_S = 15.0  # added to the timeout of a collective, which has to fail first
 
 
 class AsyncLearnerGroup:
@@ -218,7 +216,7 @@ class AsyncLearnerGroup:
             handles,
             store,
             self.generation,
-            deadline_s=self.config.learner_timeout_s + _JOIN_SPARE_S,
+            deadline_s=self.config.learner_timeout_s + FIRST_S,  # a collective has to fail first
             registers=registers,
         )
 

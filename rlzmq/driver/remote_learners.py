@@ -20,6 +20,7 @@ from rlzmq.actors.process_state import ActorLostError, ExitStatus
 from rlzmq.config.base_config import BaseConfig
 from rlzmq.core.addresses import split_tcp
 from rlzmq.core.errors import ConfigurationError, DeadlineError, PeerLostError, ProtocolError
+from rlzmq.core.patience import TICK_S
 from rlzmq.core.spaces import space_to_plain
 from rlzmq.driver.formation import LEARNER_ROLE, StoreServer
 from rlzmq.driver.join_files import JoinKeys, at_host, pack_config
@@ -36,7 +37,6 @@ __all__ = ["RemoteLearnerListener"]
 
 _log = logging.getLogger("rlzmq.driver")
 
-_PROBE_AGAIN_S = 0.2
 _GOODBYE_MS = 2000  # until it has left a busy machine
 
 
@@ -259,7 +259,7 @@ class RemoteLearnerListener:
         if event.kind == "disconnected":
             self._probe()
             # The event may precede the socket's own state change.
-            asyncio.get_running_loop().call_later(_PROBE_AGAIN_S, self._probe)
+            asyncio.get_running_loop().call_later(2 * TICK_S, self._probe)
 
     def _probe(self) -> None:
         """Find peers that are no longer connected."""

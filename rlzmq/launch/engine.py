@@ -37,9 +37,8 @@ _ENGINES = {
     "dask": "rlzmq.launch.hosts:Tasks",
 }
 _ROLES = Path("jobs", "roles.json")
-_GRACE_S = 60.0  # for processes that are surplus, or whose run cannot start
 _POLL_S = 1.0
-_END_S = 30.0  # for a host to notice that it is to end
+_END_S = 30.0  # for a process to end in order, and for a host to notice that it is to end
 
 
 class Role(BaseModel):
@@ -184,7 +183,7 @@ class Engine:
         """Change the number of runners or learners of a living run; the highest places end, the lowest begin."""
         living = sorted(self.living(role))
         if surplus := living[count:]:
-            self.end(role, surplus, _GRACE_S)
+            self.end(role, surplus, _END_S)
         free = (place for place in itertools.count() if place not in living)
         if missing := list(itertools.islice(free, max(0, count - len(living)))):
             self.start(role, missing)
@@ -291,5 +290,5 @@ def start(jobs: Jobs, run_dir: Path, say: Callable[[str], None]) -> None:
     except BaseException:
         for role in jobs.handles:
             with contextlib.suppress(RlzmqError):
-                engine.end(role, engine.living(role), _GRACE_S)
+                engine.end(role, engine.living(role), _END_S)
         raise

@@ -445,7 +445,7 @@ async def test_who_dies_or_is_stopped_while_starting_is_replaced(
 
 async def test_processes_that_are_slow_to_start_are_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     """The driver asks them at once, and again and again, whether their loop runs; the broker, too."""
-    monkeypatch.setattr(system, "_LOOK_S", 0.01)
+    monkeypatch.setattr(system, "HEARTBEAT_S", 0.01)
     async with small(1, 1).build_async() as algo:
         check_account(await algo.train(), 1)
         await kill(algo.session.pipeline._broker.handle)
