@@ -326,7 +326,7 @@ class LearnerResults:
     def __init__(
         self, timers: StageTimers, stats_cls_lookup: Mapping[str, type[StatsBase]] | None = None
     ) -> None:
-        self.metrics = MetricsLogger(stats_cls_lookup=stats_cls_lookup)
+        self.metrics: MetricsLogger = MetricsLogger(stats_cls_lookup=stats_cls_lookup)
         self._timers = timers
         self._of_ranks: Sequence[Mapping[str, Any]] = ()
         self._merged: dict[str, Any] = {}

@@ -124,7 +124,7 @@ class PolicySpec(RLModuleSpec):
                 f"PolicySpec(policy_class={policy_class!r}): expected None. Use an RLModuleSpec."
             )
         super().__init__(observation_space=observation_space, action_space=action_space)
-        self.config = dict(config or {})
+        self.config: dict[str, Any] = dict(config or {})
 
 
 def make_target_network(main_net: nn.Module) -> nn.Module:

@@ -103,7 +103,7 @@ class ConnectorPipelineV2(ConnectorV2):
     ) -> None:
         self.connectors: tuple[ConnectorV2, ...] = tuple(_checked(piece) for piece in connectors or ())
         self.flat: tuple[ConnectorV2, ...] = ()
-        self.num_edits = 0
+        self.num_edits: int = 0
         self.learning: list[tuple[str, ConnectorV2]] = []
         self._fits_rows = False
         self.time_pieces = False
@@ -586,7 +586,7 @@ class LearnerConnectorPipeline(ConnectorPipelineV2):
         )
 
     def _find_row_form(self) -> bool:
-        self.maps_agents = any(isinstance(piece, AgentToModuleMapping) for piece in self.flat)
+        self.maps_agents: bool = any(isinstance(piece, AgentToModuleMapping) for piece in self.flat)
         names = [piece.step_columns for piece in self.flat]
         self._step_columns = None if None in names else {name for own in names for name in own or ()}
         transforming = [piece for piece in self.flat if piece.transforms_observations]

@@ -54,7 +54,7 @@ from rlzmq.core.plain import NotPlainError, TreeReader, TreeWriter
 from rlzmq.core.synonyms import did_you_mean
 from rlzmq.core.trust import is_signed, signature_of
 
-upath = LazyModule("upath")  # needed for object stores only
+upath: Any = LazyModule("upath")  # needed for object stores only
 
 __all__ = [
     "FORMAT_VERSION",

@@ -199,8 +199,8 @@ class Stat(StatsBase):
         keeps_all = reduce in ("percentiles", "item_series") or window is not None
         self.values: deque[Any] | None = deque(maxlen=window or _MAX_SERIES) if keeps_all else None
         self.total: Any = None  # of what was logged, by `_FOLDS`; the value of "ema"
-        self.count = 0
-        self.finished_count = 0  # the parts of `count` and `total` before the last reduce
+        self.count: int = 0
+        self.finished_count: int = 0  # the parts of `count` and `total` before the last reduce
         self.finished_total: Any = None
         self.since_finish: Any = 0  # sum of new values, for the throughput
         self.last_time: float = time.perf_counter()

@@ -108,7 +108,7 @@ class PolicyGraph(torch.nn.Module):
             for name, unique in names:
                 self.initial_state[unique] = tree_map(np.asarray, piece.initial_memory[name])
             self._names.append(names)
-        self.reads_rewards = any(piece.reads_rewards for piece in (*self._before, *self._after))
+        self.reads_rewards: bool = any(piece.reads_rewards for piece in (*self._before, *self._after))
         tree: dict[str, Any] = {"obs": zeros_of(self.observation_space, 1)}
         tree["state"] = tree_map(lambda leaf: leaf[None], self.initial_state)
         if self.reads_rewards:

@@ -73,7 +73,7 @@ class Watchdog:
         self._clock = FairClock(HEARTBEAT_S)
         self._patience = Patience(2 * STEP_S)
         self._num_moves = -1
-        self.has_tried = False
+        self.has_tried: bool = False
 
     @contextlib.asynccontextmanager
     async def update(self) -> Any:

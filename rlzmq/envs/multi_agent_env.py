@@ -585,7 +585,7 @@ class SyncVectorMultiAgentEnv:
     single_observation_spaces: gym.spaces.Dict
 
     def __init__(self, creators: Sequence[Callable[[], Any]]) -> None:
-        self.env_fns = list(creators)
+        self.env_fns: list[Callable[[], Any]] = list(creators)
         self.num_envs: int = len(self.env_fns)
         self.envs: list[Any] = [creator() for creator in self.env_fns]
         self.single_observation_spaces, self.single_action_spaces = agent_spaces(self.envs[0])

@@ -142,7 +142,7 @@ class BatchColumns(list[Any]):
         self.order: IntArray | None = None if order is None else np.asarray(order, np.int64)
         self.env_ts: IntArray | None = None if env_ts is None else np.asarray(env_ts, np.int64)
         self.leftovers: dict[int, dict[str, Any]] = {} if leftovers is None else leftovers
-        self.agent_to_module_mapping_fn = agent_to_module_mapping_fn
+        self.agent_to_module_mapping_fn: Callable[..., Any] | None = agent_to_module_mapping_fn
         self._made = None
         for name in (*_ARRAYS, *ID_LISTS):
             values = getattr(self, name)

@@ -85,7 +85,7 @@ class BatchSource(ABC):
     divides_by_module: bool = False
     """Whether steps are stored by module, so that `set_modules` is called."""
     uses_priorities: bool = True
-    """Whether `update_priorities` is called. False saves the TD errors."""
+    """Whether `update_priorities` is called."""
 
     def __init__(self) -> None:
         self.source_id: str = uuid.uuid4().hex

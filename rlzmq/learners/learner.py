@@ -148,7 +148,7 @@ class Learner(TellsUncalled, Checkpointable):
         self.weights_seq_no: int = 0
         self.trained_module_ids: list[str] = []
         self.timesteps: Mapping[str, Any] = {}
-        self.num_minibatches_per_epoch = 1
+        self.num_minibatches_per_epoch: int = 1
         self.is_last_epoch: bool = True
         self.policies_to_train: Any = config.policies_to_train
         self._module_spec = module_spec
@@ -161,7 +161,7 @@ class Learner(TellsUncalled, Checkpointable):
         self.source: BatchSource = self.make_source()
         self.ranks: Ranks = Ranks(self, rank, num_ranks)
         self.optimizers: Optimizers = Optimizers()
-        self.coefficients = self.optimizers.coefficients
+        self.coefficients: dict[str, dict[str, float]] = self.optimizers.coefficients
         self.report: LearnerReport = LearnerReport()
         self.snapshot: Snapshot = Snapshot(self)
         self._compiler: LearnerCompiler | None = None

@@ -100,8 +100,8 @@ class Ranks:
 
     def __init__(self, learner: _Learner, rank: int, num: int) -> None:
         self._learner = learner
-        self.rank = rank
-        self.num = num
+        self.rank: int = rank
+        self.num: int = num
         self.group: RankGroup | None = None
         self.num_divergences: int = 0
         self.num_passes: int = 0

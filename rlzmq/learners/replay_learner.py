@@ -119,12 +119,12 @@ class EpisodeReplay(BatchSource):
         **options: Any,
     ) -> None:
         super().__init__()
-        self.buffer = buffer
-        self.batch_size = batch_size
+        self.buffer: ReplayBuffer = buffer
+        self.batch_size: int = batch_size
         self.burn_ins: Mapping[str, BurnIn] = {}
-        self.divides_by_module = buffer.divides_by_module
-        self.uses_priorities = buffer.uses_priorities
-        self.options = options
+        self.divides_by_module: bool = buffer.divides_by_module
+        self.uses_priorities: bool = type(buffer).update_priorities is not ReplayBuffer.update_priorities
+        self.options: dict[str, Any] = options
         self._beta = Schedule(options["beta"], "beta") if "beta" in options else None
         self.progress: ReplayRatio = ReplayRatio(train_ratio, warm_up)
         self._trained: frozenset[str] | None = None
@@ -210,7 +210,7 @@ class EpisodeReplay(BatchSource):
 
     def set_state(self, state: Mapping[str, Any]) -> None:
         self.buffer.set_state(state["buffer"])
-        self.num_added = len(self.buffer)
+        self.num_added: int = len(self.buffer)
 
 
 # Share of the largest TD error in a sequence's priority, as in R2D2.
@@ -369,13 +369,10 @@ class ReplayLearner(TargetNetworkLearner):
             return torch.full(rewards.shape[:1], least, device=rewards.device)
         return torch.randint(least, most + 1, rewards.shape[:1], device=rewards.device)
 
-    def note_td_errors(
-        self, module_id: str, batch: Mapping[str, Any], td_errors_B: Tensor | Callable[[], Tensor]
-    ) -> None:
+    def note_td_errors(self, module_id: str, batch: Mapping[str, Any], td_errors_B: Tensor) -> None:
         """Set the TD errors of a module's rows, float [B], which become priorities if the minibatch's step is taken.
 
-        A function that returns them is called if the buffer has priorities. Of sequences, they are those of the trained
-        steps, in the order of ``loss_mask``.
+        Of sequences, they are those of the trained steps, in the order of ``loss_mask``.
         """
         if not self.source.uses_priorities:
             return
@@ -383,7 +380,7 @@ class ReplayLearner(TargetNetworkLearner):
         keys_B = batch.get(REPLAY_KEY if mask is None else "priority_key")
         if keys_B is None:  # a batch made by the user
             return
-        td_errors_B = (td_errors_B() if callable(td_errors_B) else td_errors_B).detach()
+        td_errors_B = td_errors_B.detach()
         if mask is not None:
             keys_B, td_errors_B = keys_B[:, 0], sequence_priorities(td_errors_B, mask)
         self._td_errors[module_id] = keys_B, td_errors_B

@@ -194,7 +194,7 @@ class LearnerCore(PeerCore):
         self.is_forming: bool = False
         self.next_update: int = 0
         self.progress = 0
-        self.patience_s = 0.0
+        self.patience_s: float = 0.0
         self._held: dict[int, _HeldShard] = {}
         self._running: int | None = None
         self._memory = LearnerMemory()

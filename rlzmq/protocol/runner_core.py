@@ -166,7 +166,7 @@ class RunnerCore(PeerCore):
         self.connector_version: int = -1
         self.min_generation: int = -1
         self.progress = 0
-        self.pace_s = 0.0
+        self.pace_s: float = 0.0
         self.num_env_steps_sampled: int = 0
         self._num_envs = num_envs
         self._digests = (package_version, spaces_digest)

@@ -530,7 +530,7 @@ class PrioritizedEpisodeReplayBuffer(EpisodeReplayBuffer):
     def __init__(self, capacity: int = 10_000, *, alpha: float = 1.0, **options: Any) -> None:
         if alpha < 0.0:
             raise ValueError(f"{type(self).__name__}: expected alpha >= 0, got {alpha}.")
-        self.alpha = alpha
+        self.alpha: float = alpha
         super().__init__(capacity, **options)
 
     def update_priorities(self, td_errors: object, keys: object = None) -> None:

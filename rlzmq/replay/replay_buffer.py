@@ -26,7 +26,7 @@ class ReplayBuffer(ABC):
     """
 
     uses_priorities: ClassVar[bool] = False
-    """Whether `sample` takes ``beta``, the exponent of importance weights, and `update_priorities` is called."""
+    """Whether `sample` takes ``beta``, the exponent of importance weights."""
 
     divides_by_module: ClassVar[bool] = False
     """Whether each module's steps are stored and drawn for themselves, so that `keep_modules` is called."""

@@ -217,7 +217,7 @@ class StepStore:
         self.capacity = capacity
         self._alpha = 0.0 if alpha is None else alpha
         self.tree = None if alpha is None else PriorityTree(1)
-        self.greatest = 1.0
+        self.greatest: float = 1.0
         self._keeps_extra_model_outputs = keeps_extra_model_outputs
         self.columns: dict[str, Any] = {}
         self.num_slots = self.bytes_per_slot = 0

@@ -47,8 +47,8 @@ class EnvFailures:
     """
 
     def __init__(self, runner: FailingRunner) -> None:
-        self.num = 0
-        self.num_in_a_row = 0
+        self.num: int = 0
+        self.num_in_a_row: int = 0
         self._runner = runner
         self._times: deque[float] = deque()
         self._num_by_place: Counter[tuple[str, str]] = Counter()

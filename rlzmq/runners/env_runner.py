@@ -173,8 +173,8 @@ class EnvRunner(TellsUncalled, Checkpointable):
         self.multi_rl_module: Any = None
         self.env_to_module: Any = None
         self.module_to_env: Any = None
-        self.weights_seq_no = 0
-        self.weights_generation = 0
+        self.weights_seq_no: int = 0
+        self.weights_generation: int = 0
         self.generator: torch.Generator = torch.Generator()
         if self.seed is None:
             self.generator.seed()

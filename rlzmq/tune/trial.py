@@ -104,7 +104,7 @@ class Trial:
         self.claim = claim
         self.trial_id: str = f"{claim.index:05d}"
         self.trainable_name = trainable_name
-        self.name = f"{trainable_name}_{self.trial_id}"
+        self.name: str = f"{trainable_name}_{self.trial_id}"
         self.first_config: TrialConfig = {}
         self.config = self.first_config
         self.changes: dict[str, Any] = {}

@@ -291,10 +291,10 @@ class PlacementGroupFactory:
     """
 
     def __init__(self, bundles: Sequence[Mapping[str, float]], strategy: str = "PACK") -> None:
-        self.bundles = [dict(bundle) for bundle in bundles]
+        self.bundles: list[dict[str, float]] = [dict(bundle) for bundle in bundles]
         names = {name for bundle in self.bundles for name in bundle}
         sums = {name: sum(float(bundle.get(name, 0)) for bundle in self.bundles) for name in sorted(names)}
-        self.required_resources = {name: number for name, number in sums.items() if number}
+        self.required_resources: dict[str, float] = {name: number for name, number in sums.items() if number}
 
 
 class WithResources:

@@ -99,7 +99,7 @@ def test_huber_and_importance_weights() -> None:
         weights_B=torch.tensor([1.0, 0.25]),
         kind="huber",
     )
-    assert td_errors().tolist() == [0.5, 3.0]
+    assert td_errors.tolist() == [0.5, 3.0]
     assert float(loss) == pytest.approx((1.0 * 0.5 * 0.5**2 + 0.25 * (3.0 - 0.5)) / 2)
 
 
@@ -148,7 +148,7 @@ def test_a_distribution_is_projected_to_the_atoms() -> None:
         weights_B=torch.tensor([1.0, 0.5]),
     )
     cross_entropies = [-np.log(0.5), -0.5 * np.log(0.2) - 0.5 * np.log(0.3)]
-    assert td_errors().tolist() == pytest.approx(cross_entropies)
+    assert td_errors.tolist() == pytest.approx(cross_entropies)
     assert float(loss) == pytest.approx((cross_entropies[0] + 0.5 * cross_entropies[1]) / 2)
 
 

@@ -36,7 +36,7 @@ def test_each_critics_rows_are_weighted_and_squared_errors_count_in_full() -> No
     )
     first, second = (0.5 * 0.0 + 1.0 * 0.0) / 2, (0.5 * (2.0 - 0.5) + 1.0 * 0.5 * 0.25) / 2
     assert losses.tolist() == pytest.approx([first, second])
-    assert td_errors().tolist() == [1.0, 0.25]
+    assert td_errors.tolist() == [1.0, 0.25]
     assert {name: float(loss) for name, loss in loss_stats(losses).items()} == {
         "qf_loss": pytest.approx(first),
         "qf_twin_loss": pytest.approx(second),
@@ -50,7 +50,7 @@ def test_each_critics_rows_are_weighted_and_squared_errors_count_in_full() -> No
         kind=SACConfig().td_error_loss_fn,
     )
     assert losses.tolist() == [(4.0 + 1.0) / 2, (1.0 + 16.0) / 2]
-    assert td_errors().tolist() == [1.5, 2.5]
+    assert td_errors.tolist() == [1.5, 2.5]
 
 
 @pytest.mark.parametrize("is_over", [False, True])
@@ -245,7 +245,7 @@ def test_the_quantile_loss(kind: Any) -> None:
     first = sum(pair(tau, q, y) for tau, q in ((0.25, 0.0), (0.75, 2.0)) for y in (0.5, 3.0)) / 4
     second = sum(pair(tau, 1.0, y) for tau in (0.25, 0.75) for y in (0.5, 3.0)) / 4
     assert losses.tolist() == pytest.approx([0.5 * first, 0.5 * second])
-    assert td_errors().tolist() == [0.75]
+    assert td_errors.tolist() == [0.75]
 
 
 def test_tqcs_update_uses_all_quantiles() -> None:

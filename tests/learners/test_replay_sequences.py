@@ -161,7 +161,7 @@ def test_sequences_have_the_priorities_of_r2d2() -> None:
     del learner.note_td_errors
     learner.compute_loss_for_module(**options)
     _, priorities = learner._td_errors["default_policy"]
-    errors, first = noted["errors"]().numpy(), 0
+    errors, first = noted["errors"].numpy(), 0
     for c, mask in enumerate(columns[Columns.LOSS_MASK].numpy()):
         mine = errors[first : first + mask.sum()]
         first += mask.sum()

@@ -10,6 +10,7 @@ import gymnasium as gym
 import msgpack
 import numpy as np
 import pytest
+import torch
 
 from rlzmq import (
     DQN,
@@ -23,6 +24,7 @@ from rlzmq import (
 from rlzmq.core.plain import from_plain, to_plain
 from rlzmq.episodes.episode_batch import EpisodeBatch
 from rlzmq.episodes.multi_agent_episode import MultiAgentEpisode
+from rlzmq.learners.replay_learner import EpisodeReplay
 from rlzmq.replay import EpisodeReplayBuffer, PrioritizedEpisodeReplayBuffer
 from rlzmq.replay.step_store import PriorityTree
 from tests.support.runs import small
@@ -499,6 +501,16 @@ def test_a_run_trains_from_a_buffer_of_ones_own_and_accounts_for_its_steps(tmp_p
         path = algo.save(str(tmp_path / "saved"))
     with DQN.from_checkpoint(path) as other:
         assert the_buffer(other).noted == 8
+
+
+def test_a_buffer_of_ones_own_that_takes_td_errors_gets_them() -> None:
+    class Takes(Transitions):
+        def update_priorities(self, td_errors: Any, keys: Any = None) -> None:
+            self.noted = float(td_errors[0])
+
+    source = EpisodeReplay(Takes(9), batch_size=1, train_ratio=1.0)
+    source.update_priorities("default_policy", torch.tensor([2.5]), np.array([0]))
+    assert (source.uses_priorities, source.buffer.noted) == (True, 2.5)
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ Shape suffixes: ``B`` rows of a minibatch, ``A`` actions, ``Z`` atoms.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any, ClassVar, NamedTuple, cast
 
 import torch
@@ -32,10 +32,10 @@ __all__ = [
 
 
 class DQNLoss(NamedTuple):
-    """The loss, a 0-d tensor, and what returns each row's TD error, float [B], without gradients."""
+    """The loss, a 0-d tensor, and each row's TD error, float [B], without gradients."""
 
     loss: Tensor
-    td_errors_B: Callable[[], Tensor]
+    td_errors_B: Tensor
 
 
 def mean_loss(
@@ -62,7 +62,7 @@ def mean_loss(
     targets_B = (rewards_B + discounts_B * next_q_B).detach()
     q_B = q_BA.gather(1, actions_B[:, None]).squeeze(1)
     losses_B = error_loss(q_B, targets_B, kind)
-    return DQNLoss((weights_B * losses_B).mean(), lambda: (q_B.detach() - targets_B).abs())
+    return DQNLoss((weights_B * losses_B).mean(), (q_B.detach() - targets_B).abs())
 
 
 def project_distribution(
@@ -101,7 +101,7 @@ def distribution_loss(*, logits_BZ: Tensor, targets_BZ: Tensor, weights_B: Tenso
         weights_B: Importance weights.
     """
     losses_B = -(targets_BZ.detach() * functional.log_softmax(logits_BZ, -1)).sum(-1)
-    return DQNLoss((weights_B * losses_B).mean(), losses_B.detach)
+    return DQNLoss((weights_B * losses_B).mean(), losses_B.detach())
 
 
 @torch.no_grad()
@@ -222,7 +222,7 @@ class DQNLearner(ReplayLearner):
             "qf_mean": lambda: _of(values_BA, actions_B).mean(),
             "qf_max": lambda: _of(values_BA, actions_B).max(),
             "qf_min": lambda: _of(values_BA, actions_B).min(),
-            "td_error_mean": lambda: td_errors_B().mean(),
+            "td_error_mean": td_errors_B.mean,
         }
         self.log_stats(module_id, stats)
         return loss

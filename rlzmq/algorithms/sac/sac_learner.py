@@ -6,7 +6,7 @@ Shape suffixes: ``B`` rows of a minibatch, ``C`` critics.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any, NamedTuple, cast
 
 from torch import Tensor
@@ -31,10 +31,10 @@ __all__ = [
 
 
 class CriticLoss(NamedTuple):
-    """The loss of each critic, float [C], and what returns each row's TD error, float [B], without gradients."""
+    """The loss of each critic, float [C], and each row's TD error, float [B], without gradients."""
 
     losses_C: Tensor
-    td_errors_B: Callable[[], Tensor]
+    td_errors_B: Tensor
 
 
 def critic_targets(
@@ -63,7 +63,7 @@ def critic_loss(*, q_BC: Tensor, targets_B: Tensor, weights_B: Tensor, kind: Err
     """
     targets_BC = targets_B[:, None].expand_as(q_BC)
     losses_C = (weights_B[:, None] * error_loss(q_BC, targets_BC, kind)).mean(0)
-    return CriticLoss(losses_C, lambda: (q_BC.detach() - targets_BC).abs().mean(-1))
+    return CriticLoss(losses_C, (q_BC.detach() - targets_BC).abs().mean(-1))
 
 
 def critic_stats(critics: CriticLoss, q_BC: Tensor) -> dict[str, Scalar]:
@@ -74,7 +74,7 @@ def critic_stats(critics: CriticLoss, q_BC: Tensor) -> dict[str, Scalar]:
         "qf_mean": values_BC.mean,
         "qf_max": values_BC.max,
         "qf_min": values_BC.min,
-        "td_error_mean": lambda: critics.td_errors_B().mean(),
+        "td_error_mean": critics.td_errors_B.mean,
     }
 
 

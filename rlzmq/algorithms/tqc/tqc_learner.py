@@ -67,8 +67,7 @@ def quantile_critic_loss(
     of_errors_BCQK = error_loss(errors_BCQK, torch.zeros_like(errors_BCQK), kind)
     slopes_BCQK = (fractions_Q[:, None] - (errors_BCQK < 0.0).float()).abs()
     losses_C = (weights_B[:, None] * (slopes_BCQK * of_errors_BCQK).mean((-2, -1))).mean(0)
-    values_BCQ = q_BCQ.detach()
-    return CriticLoss(losses_C, lambda: (values_BCQ.mean((1, 2)) - targets_BK.mean(-1)).abs())
+    return CriticLoss(losses_C, (q_BCQ.detach().mean((1, 2)) - targets_BK.mean(-1)).abs())
 
 
 class DefaultTQCModule(DefaultSACModule):
