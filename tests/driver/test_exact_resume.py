@@ -31,11 +31,12 @@ def make_config(num_env_runners: int = 0, num_learners: int = 0, num_envs: int =
     )
 
 
-def test_a_run_whose_driver_is_killed_twice_ends_as_one_that_is_not_killed() -> None:
-    options = ["--kills", "2", "--cases", "filter-8", "--form", "serial", "--updates", "4"]
+@pytest.mark.parametrize(("kills", "updates"), [("2", "4"), pytest.param("3", "6", marks=pytest.mark.slow)])
+def test_a_run_whose_driver_is_killed_ends_as_one_that_is_not_killed(kills: str, updates: str) -> None:
+    options = ["--kills", kills, "--cases", "filter-8", "--form", "serial", "--updates", updates]
     done = run_warm(str(SCRIPT), *options, timeout=100)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "2 kills, 1 runs, 0 of them differ" in done.stdout
+    assert f"{kills} kills, 1 runs, 0 of them differ" in done.stdout
 
 
 @pytest.fixture(scope="module")

@@ -80,6 +80,7 @@ def test_runners_of_other_hosts_are_in_the_trace_by_the_drivers_clock(
     monkeypatch.chdir(tmp_path)
     config = listening(tmp_path, num_env_runners=1).learners(num_learners=1).debugging(trace="trace.json")
     join = ("runner", "--join", str(tmp_path / "join.toml"))
+    begun = time.perf_counter()
     with (
         config.build() as algo,
         Command(elsewhere, *join, program=("-c", _OTHER_CLOCK)) as other,
@@ -87,7 +88,6 @@ def test_runners_of_other_hosts_are_in_the_trace_by_the_drivers_clock(
     ):
         for runner in (other, leaves):
             runner.wait_for(" joined ")
-        begun = time.perf_counter()
         while len(names := named_stages(tmp_path)) < 2:
             algo.train()
         leaves.process.send_signal(signal.SIGINT)
@@ -111,9 +111,9 @@ def test_runners_of_other_hosts_are_in_the_trace_by_the_drivers_clock(
 
 
 def named_stages(directory: Path) -> set[str]:
-    """The processes of other hosts that have sent stages."""
+    """The processes of other hosts that have sent the stages of a fragment."""
     found = by_process(read_trace(directory / "trace.json"))
-    return {name for name, events in found.items() if "@" in name and events}
+    return {name for name, events in found.items() if "@" in name and any(e["ph"] == "s" for e in events)}
 
 
 def stages_between(events: list[dict[str, Any]], begun: float, ended: float) -> set[str]:

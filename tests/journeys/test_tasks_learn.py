@@ -75,8 +75,10 @@ def test_the_own_env_is_solved_after_its_bug_is_fixed(place: Terminal) -> None:
 
 def test_an_lstm_remembers_what_the_other_network_cannot(place: Terminal) -> None:
     line = f"rlzmq train ppo --env my_envs:Recall {TRAIN} --lr 1e-3 --stop steps=12000"
+    line += " --model-config fcnet_hiddens=[32]"
     typed(place, f"{line} --run-dir runs/none")
-    typed(place, f"{line} --run-dir runs/lstm --model-config use_lstm=true --model-config max_seq_len=8")
+    memory = "--model-config use_lstm=true --model-config lstm_cell_size=32 --model-config max_seq_len=8"
+    typed(place, f"{line} --run-dir runs/lstm {memory}")
     assert evaluated(place, "runs/none") < 0.8
     assert evaluated(place, "runs/lstm") > 0.9
 

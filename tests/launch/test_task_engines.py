@@ -74,7 +74,7 @@ def test_a_run_reaches_its_goal(cluster: TaskCluster, tmp_path: Path) -> None:
     own = _TRAIN.replace("CartPole-v1", "here:CartPole")
     run.type(f"{own} --stop return=40 --on {cluster.from_outside}")
     said = run.type("rlzmq launch logs runs/a --follow")
-    assert "[runners] 1: runner" in said
+    assert re.search(r"\[runners\] \d: runner", said)  # one of the two may reach the goal alone
     assert "≥ 40" in run.log()
     until(lambda: not cluster.roles(""), run.describe)
     assert_accounts_in(run.log())
@@ -171,7 +171,7 @@ def test_the_page_typed_literally(cluster: TaskCluster, tmp_path: Path) -> None:
     (toml,) = (text for kind, text in blocks if kind == "toml")
     (tmp_path / "cluster.toml").write_text(toml)
     (train, later) = (text for kind, text in blocks if not kind)
-    run.type(train)
+    run.type(train.replace("return=475", "return=501"))  # never reached
     run.wait_for("iter 1 ")
     logs, scale, stop = later.splitlines()
     assert "iter 1 " in run.type(logs)
