@@ -116,7 +116,7 @@ class AsyncAlgorithm:
         self._modules = RunModules(config, self.session, self._evaluation)
         # The policies of `compute_action`, and what their weights were: changes from outside, version.
         self._policies: tuple[tuple[int, int], dict[Any, policy.Policy]] = ((-1, 0), {})
-        self._keeper = CheckpointKeeper(self)
+        self._keeper = CheckpointKeeper(self, self._iterations.drain)
         self._last_evaluation: dict[str, Any] = {}
 
     # -- lifecycle -----------------------------------------------------------------------------------

@@ -22,7 +22,7 @@ import logging
 import math
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -402,6 +402,10 @@ def _named(what: str, names: set[str]) -> str:
 class CheckpointKeeper:
     """Writer of an AsyncAlgorithm's automatic checkpoints.
 
+    Args:
+        algorithm: The algorithm.
+        drain: Waits until no update is open; called before the learners' state is read.
+
     Attributes:
         is_on: Whether iterations have to be told to `after_iteration`, and there are `counters`.
         newest: The newest checkpoint written by this run; None before the first.
@@ -409,8 +413,9 @@ class CheckpointKeeper:
         num_written, num_failed: Number of checkpoints that were written, and of failed writes.
     """
 
-    def __init__(self, algorithm: Any) -> None:
+    def __init__(self, algorithm: Any, drain: Callable[[], Awaitable[None]]) -> None:
         self._algorithm = algorithm
+        self._drain = drain
         config = algorithm.config
         self._copies = bool(config.learner_snapshot_every_s is not None and config.num_learners)
         self.is_on: bool = self._copies
@@ -472,7 +477,7 @@ class CheckpointKeeper:
         if self._is_due(now):
             await self._begin()
         elif self._copy_is_due(now):
-            await self._algorithm._iterations.drain()
+            await self._drain()
             await self._algorithm.session.learner_group.get_state()  # keeps a copy
             self._copied_at = now
 

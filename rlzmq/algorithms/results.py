@@ -102,7 +102,8 @@ class Iterations:
         self._start = time.perf_counter()
         self._run_start = self._start
         self._time_before = 0.0
-        self._num_steps_before = 0
+        self._num_steps_before = 0  # env steps sampled when the iteration began
+        self._num_steps_reported = 0  # and up to the last result
         self._num_training_step_calls = 0
         self.weights_version: int = 0
         self._num_env_steps_trained = 0  # by the newest update
@@ -114,7 +115,7 @@ class Iterations:
         self._timers.take()
         self._steps_by_lag.clear()
         self._num_training_step_calls = 0
-        self._num_steps_before = self.num_env_steps_lifetime
+        self._num_steps_before = self._session.accounting.sampled
 
     def add_training_step(self, returned: object, seconds: float) -> None:
         """Record the end of a `training_step`, and what its own calls of the groups have sampled and trained.
@@ -127,17 +128,15 @@ class Iterations:
                 f"training_step() returned a {type(returned).__name__}; expected None: report values through "
                 "self.metrics.log_value(…)."
             )
-        runners, learners, accounting = (
-            self._session.env_runner_group,
-            self._session.learner_group,
-            self._session.accounting,
-        )
+        session, accounting = self._session, self._session.accounting
+        runners, learners = session.env_runner_group, session.learner_group
         sampled, runners.sampled = runners.sampled, []
         for metas in sampled:
             accounting.add(sampled=sum(int(meta.get("num_env_steps", 0)) for meta in metas))
             add_fragment_metas(self.episodes, self._runners_log, metas)
-        if (num_sampled := self.num_env_steps_lifetime) > accounting.sampled:
-            accounting.add(sampled=num_sampled - accounting.sampled)
+        if len(self._metrics):  # perhaps with the runners' `get_metrics`
+            logged = self._metrics.peek((ENV_RUNNER_RESULTS, NUM_ENV_STEPS_SAMPLED_LIFETIME), default=0)
+            accounting.add(sampled=max(0, int(logged) - accounting.sampled))
         trained, learners.trained = learners.trained, []
         for results, num_env_steps in trained:
             # Steps that have been trained before (from a replay buffer) are not counted twice.
@@ -169,7 +168,7 @@ class Iterations:
         min_trained = config.min_train_timesteps_per_iteration
         return self.is_cut_short or not (
             (min_s and time.perf_counter() - self._start < min_s)
-            or (min_sampled and self.num_env_steps_lifetime - self._num_steps_before < min_sampled)
+            or (min_sampled and self._session.accounting.sampled - self._num_steps_before < min_sampled)
             or (min_trained and self._num_training_step_calls * config.total_train_batch_size < min_trained)
         )
 
@@ -199,17 +198,6 @@ class Iterations:
         if held is not self._metrics:
             self._metrics.aggregate([held.reduce(compile=False)])
 
-    @property
-    def num_env_steps_lifetime(self) -> int:
-        """Number of env steps sampled in the run.
-
-        They are reported with fragments, or aggregated by a custom training step from `get_metrics`.
-        """
-        if not len(self._metrics):
-            return self.episodes.num_env_steps_lifetime
-        logged = self._metrics.peek((ENV_RUNNER_RESULTS, NUM_ENV_STEPS_SAMPLED_LIFETIME), default=0)
-        return max(self.episodes.num_env_steps_lifetime, int(logged))
-
     def build_result(self, fault_tolerance: Mapping[str, Any]) -> dict[str, Any]:
         """Return the result of the iteration that ended."""
         now = time.perf_counter()
@@ -220,15 +208,19 @@ class Iterations:
             num_env_steps_trained=self._num_env_steps_trained,
             num_env_steps_trained_lifetime=self.num_env_steps_trained_lifetime,
         )
-        num_new = self.num_env_steps_lifetime - self._num_steps_before
+        num_sampled = self._session.accounting.sampled
         env_runners = self.episodes.reduce()
+        # The metadata that `episodes` counts is missing for steps that were sampled under a state replaced since.
+        env_runners["num_env_steps_sampled"] = num_sampled - self._num_steps_reported
+        env_runners[NUM_ENV_STEPS_SAMPLED_LIFETIME] = self._num_steps_reported = num_sampled
+        num_new = num_sampled - self._num_steps_before
         env_runners["num_env_steps_sampled_lifetime_throughput"] = num_new / max(elapsed, 1e-9)
         env_runners["weights_seq_no"] = self.weights_version
         self._timers.add("training_iteration", elapsed)
         result = IterationResult(
             {
                 "training_iteration": self.num_done,
-                "num_env_steps_sampled_lifetime": env_runners["num_env_steps_sampled_lifetime"],
+                NUM_ENV_STEPS_SAMPLED_LIFETIME: num_sampled,
                 "num_env_steps_trained_lifetime": self.num_env_steps_trained_lifetime,
                 "num_training_step_calls_per_iteration": self._num_training_step_calls,
                 "time_this_iter_s": elapsed,
@@ -288,6 +280,7 @@ class Iterations:
             self.num_env_steps_trained_lifetime = results["num_env_steps_trained_lifetime"]
             self._time_before = results["time_total_s"]
             self.weights_version = results["weights_version"]
+            self._num_steps_reported = self._session.accounting.sampled
             if "learner_metrics" in results:
                 self._learners.metrics.set_state(results["learner_metrics"])
         if "metrics" in state:

@@ -300,14 +300,13 @@ class BrokerPipeline(RunTasks):
             spaces_digest=spaces_digest(self._connectors.spaces["__env_single__"]) if is_open else "",
         )
         await self._driver.start()
-        learners = self._learners
         await self.publish()
         await asyncio.gather(
-            learners.supervisor.prepare_all(self._connect_learner),
+            self._learners.supervisor.prepare_all(self._connect_learner),
             self._runners.supervisor.prepare_all(self._connect_runner),
         )
         await self._register_learners()
-        learners.formation.begin_lineage = partial(self._register_ranks, begins_lineage=True)
+        self._learners.formation.begin_lineage = partial(self._register_ranks, begins_lineage=True)
 
     async def _connect_runner(self, place: Place) -> None:
         index, peer_id, name = place.index, new_peer_id(), f"runner-{place.index}"
@@ -522,22 +521,26 @@ class BrokerPipeline(RunTasks):
         update_id, future = next(iter(reports.items()))
         async with self._watchdog.update():
             report = await self._first_of(future)
-        if report is None:
+        if report is None or reports.get(update_id) is not future:  # rolled back, and accounted for already
             return None
-        reports.pop(update_id, None)  # the learners may have been rolled back since
+        del reports[update_id]
         self._watchdog.has_tried = False
         return self._take(report, time.perf_counter() - start)
 
     async def drain(self, *, gives_up: bool = False) -> list[UpdateResult]:
         """Wait until no update is open, or give them up; return the results of the updates that were open."""
-        updates, driver = [], self._driver  # None in a start that did not succeed
-        if driver is not None and gives_up:
-            driver.give_up_reports()
+        driver = self._driver  # None in a start that did not succeed
+        updates = self._give_up_reports() if gives_up else []
         while driver is not None and driver.open_reports:
             if (update := await self._next_result()) is not None:
                 await self.publish(update)
                 updates.append(update)
         return updates
+
+    def _give_up_reports(self) -> list[UpdateResult]:
+        """Stop waiting for open updates; account for, and return, those that were reported already."""
+        reports = self._driver.give_up_reports() if self._driver is not None else []
+        return [self._take(report, 0.0) for report in reports]
 
     async def _first_of(self, future: asyncio.Future[Report]) -> Report | None:
         assert self._driver is not None
@@ -552,7 +555,7 @@ class BrokerPipeline(RunTasks):
         await asyncio.wait(waited, return_when=asyncio.FIRST_COMPLETED)
         if future.done():
             return None if future.cancelled() else future.result()
-        self._driver.give_up_reports()  # a last checkpoint must not wait for them
+        self._give_up_reports()  # a last checkpoint must not wait for them
         for failure in failures:
             if failure.done():
                 failure.result()
@@ -589,6 +592,7 @@ class BrokerPipeline(RunTasks):
             version = await handles[0].ping()
             generation = learners.generation = learners.generation + 1
             if begins_lineage:
+                self._give_up_reports()
                 self._driver.reset(generation, version)
                 await self.publish()
             forming = (
@@ -607,6 +611,7 @@ class BrokerPipeline(RunTasks):
             if part is not None:
                 await part.stop()
         await super().stop()
+        self._give_up_reports()
         if self._driver is not None:  # first, so that leaving peers are not reported
             await self._driver.stop()
         handles = [*self._runners.handles, *self._learners.handles]

@@ -174,7 +174,7 @@ class DriverLink(PeerLink):
 
     Attributes:
         open_reports: Update id → future of its report, in the order of opening. Futures are cancelled if the learners
-            are rolled back. The reader of a report removes its entry.
+            are rolled back. Whoever removes an entry accounts for its report.
     """
 
     def __init__(
@@ -212,8 +212,7 @@ class DriverLink(PeerLink):
         self.do(self.core.set_connector_state(pack_blob(state)))
 
     def reset(self, generation: int, next_update: int) -> None:
-        """Announce that the learners have another state. Open updates become void."""
-        self.give_up_reports()
+        """Announce that the learners have another state. Call `give_up_reports` first: open updates become void."""
         self.do(self.core.reset(generation, next_update))
 
     def handle(self, event: Received) -> None:
@@ -240,15 +239,14 @@ class DriverLink(PeerLink):
             peer = "" if message.role == "broker" else f"{message.role} {message.name} "
             _log.warning("broker: %s%s: %s", peer, message.event, message.detail)
 
-    def give_up_reports(self) -> None:
-        """Stop waiting for open updates. `open_reports` is empty afterwards."""
-        for future in self.open_reports.values():
-            future.cancel()
+    def give_up_reports(self) -> list[Report]:
+        """Stop waiting for open updates, and return the reports that are not read yet. `open_reports` is then empty."""
+        futures = [*self.open_reports.values()]
         self.open_reports.clear()
+        return [future.result() for future in futures if not future.cancel()]
 
     async def stop(self) -> None:
-        """Send GOODBYE and close. Open updates are cancelled."""
-        self.give_up_reports()
+        """Send GOODBYE and close."""
         if self._traces_others and not self.core.is_stopped:
             await asyncio.sleep(2 * HEARTBEAT_S)  # the last stages are on their way
         await self.close()

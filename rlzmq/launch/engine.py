@@ -12,7 +12,7 @@ import sys
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Literal, cast
+from typing import Annotated, ClassVar, Literal, cast
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
@@ -44,7 +44,7 @@ _END_S = 30.0  # for a process to end in order, and for a host to notice that it
 class Role(BaseModel):
     """What a role needs: a table of the cluster file, ``[head]``, ``[learners]`` or ``[runners]``."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config: ClassVar[ConfigDict] = ConfigDict(extra="forbid", frozen=True)
     count: Annotated[int, Field(ge=1)] = 1  # processes; the head is one
     cpus: Annotated[int, Field(ge=1)] = 1  # of each process
     gpus: Annotated[int, Field(ge=0)] = 0  # of each process
@@ -63,7 +63,7 @@ class _Head(Role):
 class Cluster(BaseModel):
     """The cluster file. ``python`` and ``workdir`` hold on every machine; by default those of the launching process."""
 
-    model_config = ConfigDict(extra="forbid", validate_default=True)
+    model_config: ClassVar[ConfigDict] = ConfigDict(extra="forbid", validate_default=True)
     head: _Head = _Head()
     learners: Role | None = None
     runners: Role | None = None

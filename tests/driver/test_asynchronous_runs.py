@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from rlzmq import APPOConfig, IMPALAConfig, PPOConfig
-from tests.support.runs import ShortEnv, assert_accounted
+from tests.support.runs import ShortEnv, assert_accounted, until_async
 from tests.support.runs import small as small_run
 
 BATCH = 240
@@ -84,3 +84,15 @@ async def test_episodes_of_a_state_that_is_replaced_reach_no_result(tmp_path: Pa
             result = await algo.train()
             assert result["env_runners"]["episode_return_max"] == Marked.length
         assert assert_accounted(result)["dropped"]["rolled_back"] > 0
+
+
+async def test_reports_that_nobody_has_read_are_accounted_for_when_the_learners_state_is_replaced() -> None:
+    config = small(IMPALAConfig, 1).fault_tolerance(learner_snapshot_every_s=None)
+    async with config.build_async() as algo:
+        await algo.train()
+        link = algo.session.pipeline._driver
+        await until_async(lambda: all(future.done() for future in link.open_reports.values()))
+        num_trained = algo.accounting.trained
+        await algo.session.restart()
+        assert algo.accounting.trained == num_trained + 2 * BATCH
+        assert_accounted(await algo.train())

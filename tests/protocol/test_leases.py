@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rlzmq.core.update_plan import plan_lease, small_lease, step_allowance
-from rlzmq.protocol.ledger import LeaseBook, Pace
+from rlzmq.core.update_plan import plan_lease, small_lease
+from rlzmq.protocol.ledger import LeaseBook
 
 
 @pytest.mark.parametrize(
@@ -24,16 +24,6 @@ from rlzmq.protocol.ledger import LeaseBook, Pace
 def test_a_runners_part_of_the_rest_goes_by_its_pace(remaining, leased, held, pace, expected):
     lease = plan_lease(remaining, 2, 8, 50, pace=pace, leased_env_steps=leased, held_env_steps=held)
     assert lease == expected
-
-
-def test_a_pace_follows_the_last_fragments():
-    pace = Pace()
-    assert pace.env_steps_per_s == 0.0
-    pace.note(100, 1.0)
-    assert pace.env_steps_per_s == pytest.approx(100.0)
-    for _ in range(12):
-        pace.note(100, 10.0)
-    assert pace.env_steps_per_s == pytest.approx(10.0, rel=0.05)
 
 
 _sizes = {
@@ -73,12 +63,6 @@ def test_a_batch_is_covered_with_less_than_one_small_lease_of_surplus(
     assert received + sum(outstanding) * num_envs - batch < max(
         num_envs, small_lease(fragment_length) * num_envs
     )
-
-
-def test_slots_hold_one_batch_more_than_the_staleness():
-    assert step_allowance(batch=100, staleness=1, num_envs=8, in_flight=0) == 200
-    assert step_allowance(batch=100, staleness=1, num_envs=8, in_flight=150) == 50
-    assert step_allowance(batch=100, staleness=3, num_envs=8, in_flight=450) == -50
 
 
 def test_turns_go_to_whoever_waited_longest():

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-from rlzmq.protocol.broker.updates import rank_shares
 from rlzmq.protocol.ledger import Ledger
 from rlzmq.wire.codec import FragmentId
 from rlzmq.wire.payloads import FragmentRange
@@ -38,13 +37,6 @@ def test_fragments_refused_at_the_door_are_counted_once():
     assert ledger.accept(_id(0), 7, generation=0, version=0) is None
     assert ledger.accounting.dropped == {"fenced": 7}
     assert ledger.accounting.num_duplicates == 2
-
-
-@pytest.mark.parametrize(
-    ("steps", "ranks", "shares"), [(10, 2, [5, 5]), (10, 3, [4, 3, 3]), (1, 3, [1, 0, 0])]
-)
-def test_shares_are_as_equal_as_integers_allow(steps, ranks, shares):
-    assert rank_shares(steps, ranks) == shares
 
 
 @pytest.mark.parametrize(

@@ -155,6 +155,7 @@ def assert_accounted(result: dict[str, Any]) -> dict[str, Any]:
     account: dict[str, Any] = result["accounting"]
     assert account["sampled"] == account["trained"] + sum(account["dropped"].values()) + account["pending"]
     assert account["pending"] >= 0
+    assert account["sampled"] == result["num_env_steps_sampled_lifetime"]
     return account
 
 
