@@ -1,7 +1,8 @@
-"""A run in one process: results, determinism, checkpoints, evaluation, custom steps, callbacks, endless episodes."""
+"""A run in one process: results, checkpoints, custom steps, callbacks; its synchronous and asynchronous classes."""
 
 from __future__ import annotations
 
+import inspect
 import math
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,12 @@ import numpy as np
 import pytest
 
 from rlzmq import PPO, CheckpointError, ClosedError, RLlibCallback
+from rlzmq.algorithms.algorithm import Algorithm
+from rlzmq.algorithms.async_algorithm import AsyncAlgorithm
+from rlzmq.algorithms.ppo import PPOConfig
+from rlzmq.driver.async_env_runner_group import AsyncEnvRunnerGroup
+from rlzmq.driver.async_learner_group import AsyncLearnerGroup
+from rlzmq.driver.sync_groups import EnvRunnerGroup, LearnerGroup
 from rlzmq.runners.episode_metrics import HOW_TO_LIMIT
 from rlzmq.telemetry.view import summary_line
 from tests.support.runs import ShortEnv, assert_accounted, weights_of
@@ -197,3 +204,46 @@ def test_without_a_return_the_readmes_lines_cope_and_one_hint_says_why(caplog: A
         "No episode has ended in 4500 env steps (2250 in each environment), so there is no episode_return_mean. "
         f"If they never end, {LIMIT}."
     ]
+
+
+PAIRS = [
+    (Algorithm, AsyncAlgorithm),
+    (EnvRunnerGroup, AsyncEnvRunnerGroup),
+    (LearnerGroup, AsyncLearnerGroup),
+]
+# What a run calls, not its user.
+NOT_FOR_USERS = {
+    AsyncAlgorithm: {"start"},
+    AsyncEnvRunnerGroup: {
+        "cancel_calls", "change_modules", "begin_again", "get_connector_deltas", "sample_batches",
+        "set_connector_state", "set_module_states", "set_weights", "spawn_runner", "start",
+    },
+    AsyncLearnerGroup: {"change_modules", "get_inference_weights", "start"},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("sync", "asynchronous"), PAIRS)
+def test_every_coroutine_method_has_a_synchronous_one_with_its_signature(
+    sync: Any, asynchronous: Any
+) -> None:
+    missing = []
+    for name, method in inspect.getmembers(asynchronous, inspect.iscoroutinefunction):
+        if name.startswith("_") or name in NOT_FOR_USERS[asynchronous]:
+            continue
+        found = getattr(sync, name, None)
+        if found is None:
+            missing.append(name)
+        elif hasattr(found, "__wrapped__"):
+            assert inspect.signature(found) == inspect.signature(method)
+            assert found.__doc__ == method.__doc__
+            assert not inspect.iscoroutinefunction(found)
+    assert missing == []
+
+
+def test_attributes_are_read_from_the_asynchronous_object_and_cannot_be_replaced() -> None:
+    assert "iterations" in str(Algorithm.iteration.__doc__)
+    with PPOConfig().environment("CartPole-v1").build() as algo:
+        assert algo.iteration == algo.training_iteration == 0
+        assert algo.env_runner is algo.env_runner_group.local_env_runner
+        with pytest.raises(AttributeError, match=r"PPO\.iteration can only be read"):
+            algo.iteration = 3

@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 from recovery_runs import kill
-from replay_runs import replay_config
 
 from rlzmq import Algorithm, APPOConfig, ConfigurationError, IMPALAConfig, PPOConfig, PPOLearner
 from rlzmq.algorithms.replay import Mismatch, RepeatedUpdate, Replay, load_update
@@ -20,7 +19,8 @@ from rlzmq.core.errors import CheckpointError
 from rlzmq.envs.multi_agent_env import make_multi_agent
 from rlzmq.roles import arrival_log
 from rlzmq.roles.arrival_log import WeightsDigest, digest_weights, first_difference, read_arrivals
-from tests.driver.test_offline_runs import cloning_config
+from tests.driver.test_recovery_places import cloning_config
+from tests.driver.test_replay_runs import replay_config
 from tests.support.runs import small as small_run
 
 PPO = {"minibatch_size": 40, "num_epochs": 2}

@@ -1,13 +1,21 @@
-"""Processes that die or hang at chosen places, with fragments in sockets or in shared memory: nothing is lost."""
+"""Processes that die at chosen places, also in runs on recorded data; runs that stand still for no known reason."""
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from recovery_runs import check_account, large, small
+from recovery_runs import check_account, kill, large, small
+
+from rlzmq import BCConfig, SingleAgentEnvRunner
+from rlzmq.core.errors import StandstillError
+from rlzmq.core.patience import Patience
+from rlzmq.core.run_dir import find_checkpoint
+from rlzmq.replay import write_shard
+from tests.support.runs import small as small_run
 
 PLACES = [
     (small, "broker.Fragment@broker:kill:3"),  # in the ledger, not acknowledged
@@ -67,3 +75,80 @@ async def test_who_dies_at_a_chosen_place_is_replaced_alone_and_every_update_is_
         name: int(of == role) for of, name in COUNTS.items()
     }
     assert counts["num_env_steps_without_report"] == 0
+
+
+def cloning_config(directory: Path, num_learners: int) -> Any:
+    """Write two shards of CartPole episodes; return the config of a run that clones them."""
+    runner = SingleAgentEnvRunner(config=small_run())
+    for _ in range(2):
+        write_shard(directory, runner.sample(num_episodes=8, random_actions=True))
+    runner.stop()
+    return small_run(
+        BCConfig,
+        num_learners=num_learners,
+        input_=str(directory),
+        dataset_num_iters_per_learner=3,
+        train_batch_size_per_learner=20,
+        min_time_s_per_iteration=0,
+    )
+
+
+async def test_dead_ranks_and_brokers_are_replaced_in_a_run_that_samples_nothing(tmp_path: Path) -> None:
+    async with cloning_config(tmp_path, 2).build_async() as algo:
+        for number in range(1, 9):
+            result = await algo.train()
+            assert result["learners"]["default_policy"]["weights_seq_no"] == number
+            if number == 2:
+                await kill(algo.learner_group.handles[1])
+            elif number == 4:
+                await kill(algo.session.pipeline._broker.handle)
+            elif number == 6:
+                await kill(algo.learner_group.handles[0])
+        while len(algo.learner_group.handles) < 2:
+            result = await algo.train()
+        hashes = await algo.learner_group.foreach_learner(lambda learner: learner.parameter_hash())
+        parts = await algo.learner_group.foreach_learner(lambda learner: learner.source._rank)
+    assert len(set(hashes)) == 1
+    assert sorted(parts) == [(0, 2), (1, 2)], "each rank trains its own part of the episodes"
+    assert result["accounting"] == {"sampled": 0, "trained": 0, "dropped": {}, "pending": 0}
+    assert result["fault_tolerance"]["num_broker_restarts"] == 1
+    assert result["fault_tolerance"]["num_learner_group_reforms"] >= 2
+
+
+def impatient(algo: Any, min_s: float) -> None:
+    algo.session.pipeline._watchdog._patience = Patience(min_s)
+
+
+async def test_a_standstill_is_reported_formed_anew_and_ends_the_run_with_a_checkpoint(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.WARNING, "rlzmq")
+    async with small(1, 1).build_async() as algo:
+        algo.keep_checkpoints(tmp_path)
+        for _ in range(2):
+            await algo.train()
+        impatient(algo, 1.0)
+        dumped = []
+        runner = algo.env_runner_group.handles[0]
+        runner.dump_stacks = lambda: dumped.append(runner)
+        algo.session.pipeline._driver.core.open_update = lambda update: []  # the broker never hears of it
+        with pytest.raises(StandstillError, match="waits for the driver to open update 2"):
+            await algo.train()
+        assert algo.session.fault_tolerance()["num_broker_restarts"] == 1
+        assert algo.session.fault_tolerance()["num_learner_group_reforms"] == 1
+    assert "Re-forming broker and learner group, once" in caplog.text
+    assert dumped == [runner, runner]
+    assert find_checkpoint(tmp_path).path is not None
+
+
+async def test_a_standstill_that_forming_anew_ends_is_survived() -> None:
+    async with small(1, 1).build_async() as algo:
+        await algo.train()
+        impatient(algo, 4.0)
+        pipeline = algo.session.pipeline
+        broker = pipeline._broker.handle
+        await broker.apply(lambda role: setattr(role._core._grants, "progress", lambda now: None))
+        result = await algo.train()  # no lease is granted until another broker comes
+        assert result["learners"]["default_policy"]["weights_seq_no"] == 2
+        assert pipeline._broker.handle is not broker
+        assert (await algo.train())["fault_tolerance"]["num_broker_restarts"] == 1
