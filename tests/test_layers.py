@@ -1,7 +1,8 @@
-"""What the package's imports promise: they point down, form no circles, and stay lazy only for a stated reason."""
+"""What the sources promise: imports point down, form no circles, are lazy for a reason; who reads the wall clock."""
 
 from __future__ import annotations
 
+import ast
 import subprocess
 import sys
 from pathlib import Path
@@ -179,3 +180,48 @@ def test_every_public_name_is_there() -> None:
     assert all(name.startswith("_") or isinstance(value, str) for name, value in vars(names).items())
     with pytest.raises(AttributeError, match="Did you mean 'PPOConfig'"):
         rlzmq.PPOConfg  # noqa: B018
+
+
+# Labels for people; numbers that rise by themselves and only begin at the wall clock's; a file's age; where another
+# host's stages stand in a trace.
+ALLOWED = {
+    "algorithms/checkpoints.py",
+    "net/keys.py",
+    "launch/k8s.py",
+    "core/run_dir.py",
+    "core/addresses.py",
+    "core/trace.py",
+    "roles/broker_role.py",
+    "driver/broker_pipeline.py",
+    "replay/shards.py",
+    "telemetry/run_directory.py",
+    "telemetry/runs.py",
+    "cli/runs.py",
+    "tune/tuner.py",
+}
+WALL = {
+    ("time", "time"),
+    ("time", "time_ns"),
+    ("time", "strftime"),
+    ("datetime", "now"),
+    ("datetime", "utcnow"),
+}
+
+
+def reads_the_wall_clock(source: str) -> bool:
+    # most files name none of these functions, and need not be parsed
+    return any(f".{name}" in source for _, name in WALL) and any(
+        isinstance(node, ast.Attribute)
+        and isinstance(node.value, ast.Name)
+        and (node.value.id, node.attr) in WALL
+        for node in ast.walk(ast.parse(source))
+    )
+
+
+def test_the_wall_clock_is_read_where_it_is_known_to_do_no_harm() -> None:
+    readers = {
+        str(path.relative_to(PACKAGE))
+        for path in PACKAGE.rglob("*.py")
+        if reads_the_wall_clock(path.read_text())
+    }
+    assert readers == ALLOWED

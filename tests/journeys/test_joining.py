@@ -1,16 +1,19 @@
-"""A run whose head is killed: its join file names it at once, and the same command starts it again with its peers;
-many env runners on a host, started by one command.
-"""
+"""Runs that others join: a head that is killed names and repeats itself; a path that loses large packets is named."""
 
 from __future__ import annotations
 
+import contextlib
 import re
 import signal
+import socket
+import threading
+from typing import Self
 
 import psutil
 
 from rlzmq.actors.process_state import FORK_SERVER_NAME
 from tests.journeys.terminal import Command, Terminal, until
+from tests.support.runs import two_free_ports
 
 _HEAD = (
     "rlzmq train ppo --env CartPole-v1 --preset none --env-runners 0 --envs-per-env-runner 2 "
@@ -95,3 +98,76 @@ def _wait_for_iteration(terminal: Terminal) -> None:
     metrics = terminal.cwd / "run/metrics.jsonl"
     num = len(metrics.read_text().splitlines()) if metrics.exists() else 0
     until(lambda: metrics.exists() and len(metrics.read_text().splitlines()) >= num + 2, "two iterations")
+
+
+class NarrowPath:
+    """Forwards TCP connections, on a path whose MTU is smaller than its ends believe.
+
+    Each direction of a connection is silent from its first full packet on, which is one of more than `packet_bytes`.
+    `ports`, set in the block, has the port to connect to in place of each port that is forwarded to.
+    """
+
+    def __init__(self, *ports: int, packet_bytes: int) -> None:
+        self._packet_bytes = packet_bytes
+        self._servers = {port: socket.create_server(("127.0.0.1", 0)) for port in ports}
+        self._open: list[socket.socket] = []
+        self.ports = {port: server.getsockname()[1] for port, server in self._servers.items()}
+
+    def __enter__(self) -> Self:
+        for port, server in self._servers.items():
+            threading.Thread(target=self._accept, args=(server, port), daemon=True).start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        for each in (*self._servers.values(), *self._open):
+            with contextlib.suppress(OSError):  # its end has gone
+                each.shutdown(socket.SHUT_RDWR)
+            each.close()
+
+    def _accept(self, server: socket.socket, port: int) -> None:
+        with contextlib.suppress(OSError):  # closed
+            while True:
+                ends = server.accept()[0], socket.create_connection(("127.0.0.1", port))
+                self._open += ends
+                for one, other in (ends, ends[::-1]):
+                    threading.Thread(target=self._carry, args=(one, other), daemon=True).start()
+
+    def _carry(self, one: socket.socket, other: socket.socket) -> None:
+        is_silent = False
+        with contextlib.suppress(OSError):
+            while data := one.recv(1 << 16):
+                is_silent |= len(data) > self._packet_bytes  # what follows waits for it at the other end
+                if not is_silent:
+                    other.sendall(data)
+            other.shutdown(socket.SHUT_RDWR)
+
+
+_NARROW_HEAD = (
+    "rlzmq train ppo --env CartPole-v1 --preset none --env-runners 0 --batch-size-per-learner 60 --minibatch-size 60 "
+    "--num-epochs 1 --run-dir runs/a --listen tcp://127.0.0.1:{port} --join-file join.toml"
+)
+
+
+def test_both_sides_name_the_mtu_of_a_path_that_loses_large_packets(terminal: Terminal) -> None:
+    port = two_free_ports()
+    head = terminal.start(_NARROW_HEAD.format(port=port))
+    head.wait_for("env runners may join")
+    text = (terminal.cwd / "join.toml").read_text()
+    with contextlib.ExitStack() as paths:
+        runners = []
+        for packet_bytes in (1400, 16_000):  # the config does not pass; it passes, and weights do not
+            path = paths.enter_context(NarrowPath(port, port + 1, packet_bytes=packet_bytes))
+            narrowed = text
+            for there, here in path.ports.items():
+                narrowed = narrowed.replace(f":{there}", f":{here}")
+            join_file = terminal.cwd / f"narrow-{packet_bytes}.toml"
+            join_file.touch(0o600)
+            join_file.write_text(narrowed)
+            runners.append(terminal.start(f"rlzmq runner --join {join_file}"))
+        for runner in runners:
+            runner.wait_for("MTU")
+        head.wait_for(r"observer .*MTU")
+        head.wait_for(r"runner-.*MTU")
+        for command in (*runners, head):
+            command.signal(signal.SIGKILL)
+            command.end()

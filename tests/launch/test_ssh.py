@@ -1,4 +1,4 @@
-"""Runs on machines by ssh alone: real sshds in network namespaces that share no files; what dies there."""
+"""Runs on machines by ssh alone, real sshds in network namespaces that share no files; deaths, pulled cables."""
 
 from __future__ import annotations
 
@@ -243,3 +243,28 @@ def test_the_page_typed_literally(machines: Machines) -> None:
     assert "accounting: sampled" in machines[1].directory.joinpath(
         "work/runs/cartpole/jobs/head@m1.log").read_text()  # fmt: skip
     assert not any(map(_is_ours, (process for machine in machines for process in machine.processes())))
+
+
+SCRIPT = Path(__file__).parents[2] / "scripts" / "partitions.py"
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        "notice --repeat 1",
+        "learners --repeat 1",
+        "heal --cut 10 --repeat 1",
+        "narrow --runners 3 --seconds 15",
+    ],
+)
+def test_what_the_reliability_page_says_of_partitions(arguments: str) -> None:
+    result = subprocess.run(
+        [sys.executable, str(SCRIPT), *arguments.split()],
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )
+    assert result.returncode == 0, result.stdout + result.stderr
+    if arguments.startswith("heal"):
+        assert "0 lost, 0 trained twice" in result.stdout

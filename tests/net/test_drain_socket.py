@@ -11,13 +11,13 @@ from typing import Any
 import pytest
 import uvloop
 from chaos_proxy import ChaosProxy
-from inbox import CHUNKS, DEADLINE_S, Inbox
 
 from rlzmq.core.addresses import SocketDirectory
 from rlzmq.net.context import CONTROL, Context, SocketOptions
 from rlzmq.net.events import SocketEvent
 from rlzmq.net.keys import Authenticator, CurveClient, CurveServer, KeyPair
 from rlzmq.net.socket import DrainSocket, SendTicket, pack_frames, sizes_of
+from tests.net.conftest import CHUNKS, DEADLINE_S, Inbox
 
 
 @contextlib.asynccontextmanager

@@ -1,4 +1,4 @@
-"""Shards: what was written is read, mapped and not loaded; what is torn or altered is skipped with its reason."""
+"""Shards: what was written is read, mapped and not loaded; what is torn is skipped; runs record their samples."""
 
 from __future__ import annotations
 
@@ -6,15 +6,17 @@ import os
 import signal
 import sys
 from pathlib import Path
+from typing import Any
 
 import gymnasium as gym
 import numpy as np
 import pytest
 
-from rlzmq.core.errors import ConfigurationError
+from rlzmq import ConfigurationError, PPOConfig
 from rlzmq.episodes.episode_batch import EpisodeBatch
 from rlzmq.episodes.single_agent_episode import SingleAgentEpisode
 from rlzmq.replay import EpisodeRecorder, open_shards, write_shard
+from tests.support.runs import small
 from tests.support.warm_process import WarmPopen
 
 
@@ -213,3 +215,39 @@ def test_many_processes_write_into_a_directory_and_one_is_killed(tmp_path: Path,
     assert ids == sorted(f"e{seed}-{i}" for seed in seeds for i in range(3))
     ((_, reason),) = opened.skipped
     assert "unfinished" in reason
+
+
+def recording(path: Path, **settings: Any) -> PPOConfig:
+    config: PPOConfig = small(num_envs_per_env_runner=3, train_batch_size_per_learner=120)
+    config.offline_data(output=str(path), output_max_rows_per_file=100, **settings)
+    return config
+
+
+@pytest.mark.parametrize("processes", [0, 2])
+def test_a_run_records_what_it_samples(tmp_path: Path, processes: int) -> None:
+    config = recording(tmp_path).env_runners(num_env_runners=processes)
+    config.offline_data(output_write_remaining_data=True)
+    config.evaluation(evaluation_interval=1, evaluation_duration=2)
+    with config.build() as algo:
+        for _ in range(3):
+            result = algo.train()
+    opened = open_shards(tmp_path)
+    assert not opened.skipped
+    assert len(opened.shards) >= max(processes, 2)
+    recorded = sum(shard.num_env_steps for shard in opened.shards)
+    account = algo.accounting
+    assert account.sampled <= recorded, "evaluation's steps are left out, what was not trained is not"
+    assert recorded <= account.sampled + account.pending + 3 * 40 * max(processes, 1)
+    episodes = [episode for shard in opened.shards for episode in shard]
+    assert len({episode.id_ for episode in episodes}) == len(episodes)
+    assert all(episode.t_started == 0 for episode in episodes)
+    ended = [episode.get_return() for episode in episodes if episode.is_done]
+    assert np.mean(ended) == pytest.approx(result["env_runners"]["episode_return_mean"], rel=0.2)
+
+
+def test_several_agents_cannot_be_recorded(tmp_path: Path) -> None:
+    config = recording(tmp_path).multi_agent(
+        policies={"a", "b"}, policy_mapping_fn=lambda agent, episode: "a"
+    )
+    with pytest.raises(ConfigurationError, match="only episodes of single-agent"):
+        config.validate()

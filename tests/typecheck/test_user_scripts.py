@@ -1,4 +1,4 @@
-"""What type checkers and editors know of the package. mypy checks the two scripts of this folder together with the
+"""What type checkers, editors and help() know of the package. mypy checks the scripts of this folder together with the
 package (pyproject.toml); pyright does here."""
 
 from __future__ import annotations
@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+import rlzmq
+from rlzmq import ConnectorV2
 from rlzmq.algorithms.registry import ALGORITHMS, get_config_class
 from rlzmq.core.callbacks import HOOKS, Hooks
 from tests.typecheck import right_script
@@ -63,3 +65,33 @@ def test_each_training_has_the_inherited_settings_by_name(name: str) -> None:
 
 def test_the_hooks_are_known_by_name() -> None:
     assert tuple(Hooks.__annotations__) == HOOKS
+
+
+CLASSES = {
+    name: value
+    for name in rlzmq.__all__
+    if inspect.isclass(value := getattr(rlzmq, name))
+    and "__init__" in {attribute for base in value.__mro__[:-1] for attribute in vars(base)}
+    and not issubclass(value, BaseException)
+}
+
+
+@pytest.mark.parametrize("name", CLASSES)
+def test_the_signature_of_a_public_class_is_that_of_its_constructor(name: str) -> None:
+    kind = CLASSES[name]
+    expected = list(inspect.signature(kind.__init__).parameters.values())[1:]
+    assert list(inspect.signature(kind).parameters.values()) == expected
+    assert [str(parameter) for parameter in expected] != ["*args", "**kwargs"]
+
+
+def test_a_piece_is_called_with_its_own_arguments() -> None:
+    class Piece(ConnectorV2):
+        def __init__(self, *, scale: float = 1.0) -> None:
+            super().__init__()
+            self.scale = scale
+
+        def __call__(self, *, rl_module, batch, episodes, **kwargs):  # type: ignore[no-untyped-def]
+            return batch
+
+    assert str(inspect.signature(Piece)) == "(*, scale: 'float' = 1.0) -> 'None'"
+    assert list(inspect.signature(Piece()).parameters) == ["rl_module", "batch", "episodes", "kwargs"]
