@@ -304,7 +304,7 @@ class LearnerCore(PeerCore):
         for update_id in [u for u in self._memory.done if u >= next_update]:
             del self._memory.done[update_id]  # its step did not survive
         for done in self._memory.done.values():
-            done.message = replace(done.message, generation=generation, rank=rank)
+            done.message, done.sent_at = replace(done.message, generation=generation), float("-inf")
         self.next_update = next_update
         self._running = None
         return self.start(now)

@@ -572,7 +572,7 @@ class UpdateDone(WireMessage):
 
     Payload: one frame, the `payloads.pack_blob` of the update's results, then the two frames of TRAIN.
 
-    The generation and rank are those of the current group; ``num_ranks`` is that of the group that trained it.
+    The generation is that of the current group; ``rank`` and ``num_ranks`` are those in the group that trained it.
     """
 
     update_id: int

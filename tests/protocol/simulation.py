@@ -223,6 +223,7 @@ class Simulation:
         fragments = [[str(fragment), num] for fragment, num, _ in self._reader.take_new(report)]
         self._reader.account(report, sum(num for _, num in fragments), self._account)
         results = [unpack_blob(blob) for blob in report.results]
+        assert results, f"update {done.update_id} was reported without results"
         self._account.note_sources(results)
         # A rank that has joined repeats the results of the one whose state it adopted.
         of_ranks = [result["__all_modules__"]["batch_source"] for result in results if result]

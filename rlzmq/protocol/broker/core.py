@@ -419,7 +419,8 @@ def _collecting(state: BrokerState, update_id: int, now: float) -> list[str]:
 
 
 def _training(state: BrokerState, plan: Plan) -> list[str]:
-    missing = set(range(plan.num_ranks)) - (set(plan.results) if plan.is_training else plan.ready)
+    done = {rank for rank, peer in state.ranks.items() if peer.uuid in plan.done_by}
+    missing = set(range(state.num_ranks)) - (done if plan.is_training else plan.ready)
     names = {rank: peer.hello.name for rank, peer in state.ranks.items()}
     those = (
         ", ".join(names.get(rank, f"rank {rank} (not registered)") for rank in sorted(missing)) or "nobody"

@@ -255,7 +255,8 @@ class Plan:
         shards: Ranges that each rank trains; empty if adopted from an earlier broker's plan.
         ranges: All shards, in order.
         is_training: Whether TRAIN was sent; the plan is then fixed until the generation ends.
-        results: Results of each rank's UPDATE_DONE.
+        done_by: Ids of the learners that have sent UPDATE_DONE. A new one repeats that of the rank whose state it has.
+        results: Results of each rank's UPDATE_DONE, by its rank in the group that trained it.
         trained_steps: Env steps that each rank trained, counting repetitions.
         num_trainers: Number of ranks in the group that trained it, which may differ from the current group.
         planned_at: When its batch was complete; None if it was adopted.
@@ -274,6 +275,7 @@ class Plan:
     trained: bool = True
     trained_steps: dict[int, int] = field(default_factory=dict)
     num_trainers: int = 0
+    done_by: set[str] = field(default_factory=set)
     results: dict[int, Buffer] = field(default_factory=dict)
     planned_at: float | None = None
 

@@ -313,8 +313,6 @@ class Updates:
     def on_update_done(self, peer: Peer, message: UpdateDone, event: Received, now: float) -> None:
         """Record that a rank has trained (or skipped) an update."""
         state = self._state
-        if message.rank != peer.hello.rank:
-            return
         ranges = unpack_ranges(event.payload[1:3])
         if state.next_commit is not None and message.update_id < state.next_commit:
             self._note_trained(ranges)
@@ -327,6 +325,7 @@ class Updates:
         plan = state.plan_of(message.update_id, message.attempt)
         if plan is None:
             return
+        plan.done_by.add(peer.uuid)
         plan.results[message.rank] = event.payload[0] if event.payload else b""
         plan.trained = message.trained
         plan.num_trainers = message.num_ranks
@@ -352,11 +351,8 @@ class Updates:
         plan, opened = state.plans.get(update_id), state.open.get(update_id)
         if plan is None or opened is None:
             return False
-        if not (
-            plan.is_training
-            and state.group_is_complete
-            and all(peer.next_update > update_id for peer in state.ranks.values())
-        ):
+        # Not before they have sent their results, even if a HELLO says that they have trained it.
+        if not (state.group_is_complete and all(peer.uuid in plan.done_by for peer in state.ranks.values())):
             return False
         assert state.started_at is not None
         if now < state.started_at + state.options.resend_s:
