@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from rlzmq.algorithms.policy_agents import modules_of_agents
 from rlzmq.algorithms.registry import config_class_named
 from rlzmq.config.base_config import BaseConfig
-from rlzmq.config.plain import code_names, plain_dict, revive_setting
+from rlzmq.config.plain import code_names, plain_setting, revive_setting
 from rlzmq.connectors.connector_v2 import ConnectorV2, recorded_arguments
 from rlzmq.connectors.defaults import users_pieces
 from rlzmq.core.errors import CheckpointError, ConfigurationError
@@ -101,7 +101,7 @@ def _plain_pieces(config: BaseConfig, setting: str, arguments: dict[str, Any]) -
         plain = None
         if id(piece) in made:
             _, args, kwargs = made[id(piece)]
-            plain = _plain_or_none(lambda: plain_dict(setting, {"args": args, "kwargs": kwargs}))  # noqa: B023
+            plain = _plain_or_none(lambda: plain_setting(setting, {"args": args, "kwargs": kwargs}))  # noqa: B023
         found.append({"class": class_name(type(piece)), "made_with": plain})
     return found
 

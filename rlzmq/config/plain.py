@@ -1,35 +1,32 @@
 """Conversion of setting values to plain data and back, for states, checkpoints and TOML files.
 
-Inside dicts such as env_config, which are passed to user code unchanged, types are preserved:
+The tree of a value is that of `rlzmq.core.plain`, with two differences: arrays and bytes are base64 texts, so that JSON
+and TOML can hold them, and a text that begins with "@" names code:
 
-    tuple, set, frozenset       {"__tuple__": […]}, {"__set__": […]}, {"__frozenset__": […]}
-    dict with other keys        {"__dict__": [[key, value], …]}
-    bytes, complex, numpy       {"__plain__": …}, see rlzmq.core.plain
     function, class, enum       "@package.module:name"; reading imports it if it is trusted (`rlzmq.core.trust`)
         text that begins with "@"   with a second "@" at the beginning
-    space, spec, config         {"__space__": …}, {"__rl_module_spec__": …}, …; user classes in it have the mark
-    search object               {"__search__": {"uniform": [0.0, 1.0]}}
 
-Outside of dicts, tuples and sets become lists, which the setters also accept.
+Outside of dicts, tuples and sets become lists, which the setters also accept. Inside dicts such as env_config, which
+are passed to user code unchanged, types are preserved.
 """
 
 from __future__ import annotations
 
+import base64
 import copy
 import enum
 import inspect
 import textwrap
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
-from gymnasium.spaces import Space
 
 from rlzmq.config.model_config import DefaultModelConfig
 from rlzmq.config.search_space import SEARCH_TAG, SearchObject, search_object_from_plain
 from rlzmq.core.errors import ConfigurationError
-from rlzmq.core.plain import NotPlainError, from_plain, to_plain
-from rlzmq.core.spaces import space_from_plain, space_to_plain
+from rlzmq.core.plain import BYTES, NotPlainError, PlainType, TreeReader, TreeWriter, expect_list
+from rlzmq.core.spaces import SPACE_TYPES
 from rlzmq.core.trust import CALLER, Trust, class_name, find_code
 from rlzmq.envs.registry import check_env_name
 
@@ -40,7 +37,6 @@ __all__ = [
     "SPEC_TAG",
     "code_names",
     "copy_value",
-    "plain_dict",
     "plain_setting",
     "revive_setting",
     "setting_from_text",
@@ -56,13 +52,130 @@ CONFIG_TAG, SPEC_TAG, MULTI_SPEC_TAG = (
     "__rl_module_spec__",
     "__multi_rl_module_spec__",
 )
-# The spec classes are in a higher layer, so they are imported only when a spec is read.
-_SPEC_CLASSES = {
-    SPEC_TAG: "rlzmq.modules.spec:RLModuleSpec",
-    MULTI_SPEC_TAG: "rlzmq.modules.multi_rl_module_spec:MultiRLModuleSpec",
-}
-_CLASSES = ("module_class", "multi_rl_module_class", "config_class")
-_OWN = "rlzmq."
+_CLASSES = ("module_class", "multi_rl_module_class")
+
+
+def _set_type(kind: type) -> PlainType:
+    return PlainType(
+        f"__{kind.__name__}__",
+        kind,
+        lambda w, v, where, depth: w.items(_in_order(v), where, depth),
+        lambda r, c, depth: kind(r.read(expect_list(c), depth)),
+    )
+
+
+def _spec_type(tag: str, kind: str) -> PlainType:
+    """Return the type of a kind of specs, which is in a higher layer: the constructor's arguments."""
+
+    def write(writer: _Writer, spec: Any, where: str, depth: int) -> object:
+        arguments = {name: vars(spec)[name] for name in spec.to_dict()}
+        if arguments["load_state_path"] is not None:
+            arguments["load_state_path"] = str(arguments["load_state_path"])
+        tree = writer.write(arguments, where, depth + 1)
+        for name in arguments.keys() & {*_CLASSES}:
+            if arguments[name] is not None:
+                tree[name] = writer.name_of(arguments[name], where)
+        return tree
+
+    def read(reader: _Reader, content: object, depth: int) -> object:
+        arguments = reader.read(content, depth + 1)
+        for name in arguments.keys() & {*_CLASSES}:
+            if isinstance(arguments[name], str):  # without a mark
+                arguments[name] = find_code(arguments[name], reader.trust, object)
+        return find_code(kind, CALLER)(**arguments)
+
+    return PlainType(tag, kind, write, read)
+
+
+def _write_config(writer: _Writer, given: Any, where: str, depth: int) -> dict[str, Any]:
+    values = {
+        name: plain_setting(name, value, in_script=writer.in_script) for name, value in given.diff().items()
+    }
+    return {"config_class": writer.name_of(type(given), where), "values": values}
+
+
+def _read_config(reader: _Reader, content: Mapping[str, Any], depth: int) -> object:
+    named = content["config_class"]
+    config_class = find_code(str(named).removeprefix(CODE_MARK), reader.trust, object)
+    if getattr(config_class, "plain_tag", None) != CONFIG_TAG:
+        raise ConfigurationError(f"expected a config class, got {named!r}.")
+    return config_class.from_state(reader.trust.harmless(content["values"]), trust=reader.trust)
+
+
+_TYPES = SPACE_TYPES.with_types(
+    _set_type(set),
+    _set_type(frozenset),
+    PlainType(
+        SEARCH_TAG,
+        SearchObject,
+        lambda w, v, where, depth: w.write(v.to_dict(), where, depth + 1),
+        lambda r, c, depth: search_object_from_plain(r.read(c, depth + 1)),
+        with_subclasses=True,
+    ),
+    _spec_type(SPEC_TAG, "rlzmq.modules.spec:RLModuleSpec"),
+    _spec_type(MULTI_SPEC_TAG, "rlzmq.modules.multi_rl_module_spec:MultiRLModuleSpec"),
+    PlainType(CONFIG_TAG, "rlzmq.config.values:ConfigValues", _write_config, _read_config),
+    BYTES,
+)
+
+
+class _Writer(TreeWriter):
+    """Converts a setting; see `plain_setting`."""
+
+    types = _TYPES
+    leaves = frozenset({type(None), bool, float})
+
+    def __init__(self, in_script: bool) -> None:
+        self.in_script = in_script
+
+    def write(self, value: object, where: str = "value", depth: int = 0) -> Any:
+        if type(value) is str:
+            return CODE_MARK + value if value.startswith(CODE_MARK) else value
+        named = _name_of_code(value, self.in_script)
+        return super().write(value, where, depth) if named is None else CODE_MARK + named
+
+    def name_of(self, cls: type[Any] | str, where: str) -> str:
+        """Return the name of a class, which need not be importable here, with a mark."""
+        named = class_name(cls)
+        if "<locals>" in named or (named.startswith("__main__:") and not self.in_script):
+            raise ConfigurationError(
+                f"{where}: the class {named!r} cannot be written as plain data. Move it into an importable module."
+            )
+        return CODE_MARK + named
+
+    def place(self, array: np.ndarray, where: str) -> list[Any]:
+        dtype, shape, data = super().place(array, where)
+        return [dtype, shape, base64.b64encode(data).decode()]
+
+    def other(self, value: object, where: str, depth: int) -> Any:
+        if isinstance(value, DefaultModelConfig):
+            return self.write(value.to_dict(), where, depth)
+        raise ConfigurationError(
+            f"{where}={value!r} cannot be written as plain data. Move it into an importable module as a "
+            "named function or class; it is then stored as 'package.module:name'."
+        )
+
+
+class _Reader(TreeReader):
+    """Reads a setting; see `revive_setting`."""
+
+    types = _TYPES
+    leaves = frozenset({type(None), bool, int, float})
+
+    def __init__(self, trust: Trust) -> None:
+        self.trust = trust
+
+    def read(self, tree: Any, depth: int = 0) -> Any:
+        if isinstance(tree, list | dict):
+            return super().read(tree, depth)
+        if not isinstance(tree, str) or not tree.startswith(CODE_MARK):
+            return tree
+        rest = tree[len(CODE_MARK) :]
+        return rest if rest.startswith(CODE_MARK) else find_code(rest, self.trust)
+
+    def fetch(self, place: object) -> np.ndarray:
+        dtype, shape, data = expect_list(place)
+        return super().fetch([dtype, shape, base64.b64decode(data, validate=True)])
 
 
 def plain_setting(name: str, value: object, *, in_script: bool = False) -> Any:
@@ -78,18 +191,10 @@ def plain_setting(name: str, value: object, *, in_script: bool = False) -> Any:
     """
     if isinstance(value, list | tuple | set | frozenset):
         return [plain_setting(name, item, in_script=in_script) for item in _in_order(value)]
-    return _encode(name, value, in_script)
-
-
-def plain_dict(name: str, value: Mapping[Any, Any], *, in_script: bool = False) -> dict[str, Any]:
-    """Return the plain form of a dict, with types preserved. Raises the errors of `plain_setting`."""
-    if all(type(key) is str for key in value) and not _is_tagged(value):
-        return {key: _encode(f"{name}.{key}", item, in_script) for key, item in value.items()}
-    pairs = [
-        [_encode(name, key, in_script), _encode(f"{name}.{key}", item, in_script)]
-        for key, item in value.items()
-    ]
-    return {"__dict__": pairs}
+    try:
+        return _Writer(in_script).write(value, f"config.{name}")
+    except NotPlainError as error:
+        raise ConfigurationError(str(error)) from None
 
 
 def revive_setting(name: str, value: object, trust: Trust) -> Any:
@@ -103,7 +208,12 @@ def revive_setting(name: str, value: object, trust: Trust) -> Any:
     Raises:
         ConfigurationError: It names code that is not trusted or cannot be imported, or is malformed.
     """
-    revived = _revived(value, trust)
+    try:
+        revived = _Reader(trust).read(value)
+    except (ValueError, RecursionError) as error:
+        if isinstance(error, ConfigurationError):
+            raise
+        raise ConfigurationError(f"config.{name}: malformed plain data: {error}") from None
     _check_env_names(name, revived, trust)
     return revived
 
@@ -122,25 +232,6 @@ def _check_env_names(name: str, value: object, trust: Trust) -> None:
     ):
         for key, item in value.items():
             _check_env_names(key if key in ("env", "wrappers") else name, item, trust)
-
-
-def _revived(value: object, trust: Trust) -> object:
-    if isinstance(value, str) and value.startswith(CODE_MARK):
-        rest = value[len(CODE_MARK) :]
-        return rest if rest.startswith(CODE_MARK) else find_code(rest, trust)
-    if isinstance(value, list):
-        return [_revived(item, trust) for item in value]
-    if not isinstance(value, dict):
-        return value
-    if not _is_tagged(value):
-        return {key: _revived(item, trust) for key, item in value.items()}
-    ((tag, content),) = value.items()
-    try:
-        return _READERS[tag](content, trust)
-    except (TypeError, ValueError, KeyError, AttributeError) as error:
-        if isinstance(error, ConfigurationError):
-            raise
-        raise ConfigurationError(f"config: malformed {tag!r}: {error!r}.") from None
 
 
 # Settings that hold code: files and command lines name it as "package.module:name", without a mark.
@@ -185,52 +276,6 @@ def code_names(plain: object) -> Iterator[str]:
             yield from code_names(item)
 
 
-def _encode(name: str, value: Any, in_script: bool) -> Any:
-    kind = type(value)
-    if value is None or kind in (bool, int, float):
-        return value
-    if kind is str:
-        return CODE_MARK + value if value.startswith(CODE_MARK) else value
-    if kind is list:
-        return [_encode(name, item, in_script) for item in value]
-    if kind in (tuple, set, frozenset):
-        return {f"__{kind.__name__}__": [_encode(name, item, in_script) for item in _in_order(value)]}
-    if isinstance(value, bytes | complex | np.generic | np.ndarray):
-        try:
-            return {"__plain__": to_plain(value, f"config.{name}")}
-        except NotPlainError as error:
-            raise ConfigurationError(str(error)) from None
-    if isinstance(value, Mapping):
-        return plain_dict(name, value, in_script=in_script)
-    named = _name_of_code(value, in_script)
-    if named is not None:
-        return CODE_MARK + named
-    try:
-        if isinstance(value, Space):
-            return {"__space__": space_to_plain(value)}
-        if isinstance(value, DefaultModelConfig):
-            return plain_dict(name, value.to_dict(), in_script=in_script)
-        tag = getattr(value, "plain_tag", None)
-        if tag == CONFIG_TAG:
-            values = {
-                key: plain_setting(f"{name}.{key}", item, in_script=in_script)
-                for key, item in value.diff().items()
-            }
-            return {
-                tag: _marked(name, {"config_class": class_name(type(value)), "values": values}, in_script)
-            }
-        if tag == SEARCH_TAG:
-            return {tag: plain_dict(name, value.to_dict(), in_script=in_script)}
-        if tag in _READERS:
-            return {tag: _marked(name, value.to_dict(), in_script)}
-    except NotPlainError as error:
-        raise ConfigurationError(f"config.{name}: {error}") from None
-    raise ConfigurationError(
-        f"config.{name}={value!r} cannot be written as plain data. Move it into an importable module as a "
-        "named function or class; it is then stored as 'package.module:name'."
-    )
-
-
 def _name_of_code(value: object, in_script: bool) -> str | None:
     """Return ``"package.module:name"`` of an importable function, class or enum member; else None."""
     if isinstance(value, enum.Enum):
@@ -254,77 +299,6 @@ def _in_order(items: Any) -> list[Any]:
     if not isinstance(items, set | frozenset):
         return list(items)
     return sorted(items) if all(isinstance(item, str) for item in items) else sorted(items, key=repr)
-
-
-def _is_tagged(value: Mapping[Any, Any]) -> bool:
-    """Return whether a dict looks like the tagged form of another object."""
-    return len(value) == 1 and next(iter(value)) in _READERS
-
-
-def _items(items: object, trust: Trust) -> list[Any]:
-    if not isinstance(items, list):
-        raise TypeError(f"expected a list, got {type(items).__name__}")
-    return [_revived(item, trust) for item in items]
-
-
-def _marked(name: str, plain: dict[str, Any], in_script: bool) -> dict[str, Any]:
-    """Mark classes from outside rlzmq, and convert the model settings of specs to plain data."""
-    for key in _CLASSES:
-        named = plain.get(key)
-        if named is not None and not named.startswith(_OWN):
-            if "<locals>" in named or (named.startswith("__main__:") and not in_script):
-                raise ConfigurationError(
-                    f"config.{name}: the class {named!r} cannot be written as plain data. Move it into an "
-                    "importable module."
-                )
-            plain[key] = CODE_MARK + named
-    if plain.get("model_config") is not None:
-        plain["model_config"] = plain_dict(f"{name}.model_config", plain["model_config"], in_script=in_script)
-    for spec in plain.get("rl_module_specs", {}).values():
-        _marked(name, spec, in_script)
-    return plain
-
-
-def _class_of(plain: dict[str, Any], key: str, trust: Trust) -> Any:
-    named = plain.get(key)
-    return None if named is None else find_code(str(named).removeprefix(CODE_MARK), trust, object)
-
-
-def _read_spec(plain: dict[str, Any], trust: Trust) -> object:
-    return find_code(_SPEC_CLASSES[SPEC_TAG], CALLER).from_dict(
-        {**plain, "module_class": None, "model_config": _revived(plain.get("model_config"), trust)},
-        module_class=_class_of(plain, "module_class", trust),
-    )
-
-
-def _read_multi_spec(plain: dict[str, Any], trust: Trust) -> object:
-    spec = find_code(_SPEC_CLASSES[MULTI_SPEC_TAG], CALLER).from_dict(
-        {**plain, "rl_module_specs": {}, "model_config": _revived(plain.get("model_config"), trust)},
-        multi_rl_module_class=_class_of(plain, "multi_rl_module_class", trust),
-    )
-    spec.add_modules({mid: _read_spec(one, trust) for mid, one in plain["rl_module_specs"].items()})
-    return spec
-
-
-def _read_config(plain: dict[str, Any], trust: Trust) -> Any:
-    config_class = _class_of(plain, "config_class", trust)
-    if getattr(config_class, "plain_tag", None) != CONFIG_TAG:
-        raise ConfigurationError(f"expected a config class, got {plain.get('config_class')!r}.")
-    return config_class.from_state(trust.harmless(plain["values"]), trust=trust)
-
-
-_READERS: dict[Any, Callable[[Any, Trust], Any]] = {
-    "__tuple__": lambda items, trust: tuple(_items(items, trust)),
-    "__set__": lambda items, trust: set(_items(items, trust)),
-    "__frozenset__": lambda items, trust: frozenset(_items(items, trust)),
-    "__dict__": lambda pairs, trust: dict(_items(pairs, trust)),
-    "__plain__": lambda plain, trust: from_plain(plain),
-    "__space__": lambda plain, trust: space_from_plain(plain),
-    SEARCH_TAG: lambda content, trust: search_object_from_plain(_revived(content, trust)),
-    SPEC_TAG: _read_spec,
-    MULTI_SPEC_TAG: _read_multi_spec,
-    CONFIG_TAG: _read_config,
-}
 
 
 def copy_value(value: Any) -> Any:

@@ -25,13 +25,11 @@ A part's own checkpoint stores its state under the same name as an algorithm's c
 
 from __future__ import annotations
 
-import base64
 import contextlib
 import ctypes
 import glob
 import hashlib
 import json
-import math
 import os
 import re
 import shutil
@@ -50,7 +48,7 @@ from rlzmq.core import faults
 from rlzmq.core.errors import CheckpointError
 from rlzmq.core.files import make_directories, opener, sync_directory, write_all
 from rlzmq.core.imports import LazyModule
-from rlzmq.core.plain import NotPlainError, TreeReader, TreeWriter
+from rlzmq.core.plain import BASIC_TYPES, BYTES, TENSOR, NotPlainError, TreeReader, TreeWriter
 from rlzmq.core.synonyms import did_you_mean
 from rlzmq.core.trust import is_signed, signature_of
 
@@ -230,7 +228,7 @@ def _part_of(tree: Any, path: str) -> Any:
     return _part_of(tree[key], path[len(key) + 1 :]) if key in tree else None
 
 
-FORMAT_VERSION = 3
+FORMAT_VERSION = 4
 _MANIFEST = "manifest.json"
 _FORMAT = "rlzmq-checkpoint"
 _KEYS = {"format", "version", "about", "files", "sha256", "signature"}
@@ -565,7 +563,8 @@ def _checked_bytes(folder: Path, name: str, facts: dict[str, Any]) -> bytes:
 class _FileWriter(TreeWriter):
     """Converts a state to JSON, with arrays in a second file."""
 
-    leaves = frozenset({type(None), bool, str})
+    types = BASIC_TYPES.with_types(BYTES, TENSOR)
+    leaves = frozenset({type(None), bool, str, float})
 
     def __init__(self) -> None:
         self.arrays: dict[str, np.ndarray] = {}
@@ -578,18 +577,10 @@ class _FileWriter(TreeWriter):
         return key
 
     def other(self, value: object, where: str, depth: int) -> Any:
-        if isinstance(value, float):
-            return value if math.isfinite(value) else {"__float__": repr(value)}
-        if isinstance(value, bytes):
-            return {"__bytes__": base64.b64encode(value).decode()}
-        if hasattr(value, "detach"):  # a torch tensor
-            return self.array(value.detach().cpu().numpy(), where)
-        kinds: tuple[Any, ...] = (int, str, list, tuple)
+        kinds: tuple[Any, ...] = (float, int, str, list, tuple)
         for kind in kinds:
             if isinstance(value, kind):
                 return self.write(kind(value), where, depth)
-        if isinstance(value, Mapping):
-            return self.dict_(value, where, depth)
         return super().other(value, where, depth)
 
 
@@ -606,18 +597,13 @@ def without_objects(values: Mapping[str, Any]) -> dict[str, Any]:
 class _FileReader(TreeReader):
     """Reads the output of `_FileWriter`."""
 
+    types = _FileWriter.types
+
     def __init__(self, arrays: Mapping[str, np.ndarray]) -> None:
-        self._arrays = arrays
+        self._arrays = dict(arrays)
 
     def fetch(self, place: Any) -> np.ndarray:
-        return self._arrays[place]
-
-    def tagged(self, tag: str, content: Any, depth: int) -> Any:
-        if tag == "__float__":
-            return float(content)
-        if tag == "__bytes__":
-            return base64.b64decode(content)
-        return super().tagged(tag, content, depth)
+        return self._arrays.pop(place)  # each is stored once: what is read takes the memory of the file
 
 
 def _digest_of(manifest: Mapping[str, Any]) -> str:

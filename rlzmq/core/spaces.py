@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from typing import Any
 
 import gymnasium as gym
@@ -11,26 +10,85 @@ import numpy as np
 import optree
 from gymnasium import spaces
 
-from rlzmq.core.plain import NotPlainError, checked_dtype, from_plain, to_plain
+from rlzmq.core.plain import BASIC_TYPES, PlainType, TreeReader, TreeWriter, checked_dtype
 from rlzmq.core.tree import tree_leaves, tree_map, value_kind
 
 __all__ = [
+    "SPACE_TYPES",
     "leaf_paths",
     "leaf_spaces",
     "one_hot",
     "space_filler",
-    "space_from_parts",
     "space_from_plain",
-    "space_parts",
     "space_to_plain",
     "space_tree",
 ]
 
-_MAX_DEPTH = 16
 # Limit on a Box's size: 64 M elements, far above any real observation.
 _MAX_ELEMENTS = 2**26
 # A Box has two bounds, and creates two arrays of bools and copies of them.
 _BOX_COPIES = 6
+
+
+def _write_box(writer: TreeWriter, space: spaces.Box, where: str, depth: int) -> object:
+    bounds = {"low": np.asarray(space.low), "high": np.asarray(space.high)}
+    for name, bound in bounds.items():
+        if writer.is_short and bound.size > 1 and bool((bound == bound.flat[0]).all()):
+            bounds[name] = np.asarray(bound.flat[0])
+    return writer.write({**bounds, "shape": list(space.shape), "dtype": space.dtype.str}, where, depth + 1)
+
+
+def _read_box(reader: TreeReader, content: object, depth: int) -> spaces.Box:
+    given = reader.read(content, depth + 1)
+    low, high, shape = given["low"], given["high"], tuple(given["shape"])
+    dtype = checked_dtype(given["dtype"])
+    if not 0 <= math.prod(shape) <= _MAX_ELEMENTS:
+        raise ValueError(f"expected a Box of at most {_MAX_ELEMENTS} elements, got shape {shape}.")
+    if dtype.kind not in "biuf" or not all(bound.size == 1 or bound.shape == shape for bound in (low, high)):
+        raise ValueError(f"expected a Box's bounds of shape {shape}, got {low.shape} and {high.shape}.")
+    reader.spend(_BOX_COPIES * math.prod(shape) * dtype.itemsize)
+    low, high = (np.broadcast_to(b.reshape(()) if b.size == 1 else b, shape) for b in (low, high))
+    return spaces.Box(np.array(low), np.array(high), shape, dtype.type)
+
+
+def _space_type(kind: type[gym.Space[Any]], **attributes: str) -> PlainType:
+    """Return the type of a kind of spaces: the constructor's arguments, from the attributes with these names."""
+
+    def write(writer: TreeWriter, space: gym.Space[Any], where: str, depth: int) -> object:
+        arguments = {name: getattr(space, attribute) for name, attribute in attributes.items()}
+        if "dtype" in arguments:
+            arguments["dtype"] = np.dtype(arguments["dtype"]).str
+        if "charset" in arguments:
+            arguments["charset"] = "".join(sorted(arguments["charset"]))
+        return writer.write(arguments, where, depth + 1)
+
+    def read(reader: TreeReader, content: object, depth: int) -> gym.Space[Any]:
+        given = reader.read(content, depth + 1)
+        arguments = {name: given[name] for name in attributes}
+        if "dtype" in arguments:
+            arguments["dtype"] = checked_dtype(arguments["dtype"]).type
+        return kind(**arguments)
+
+    return PlainType(f"__{kind.__name__}__", kind, write, read, with_subclasses=True)
+
+
+SPACE_TYPES = BASIC_TYPES.with_types(
+    PlainType("__Box__", spaces.Box, _write_box, _read_box, with_subclasses=True),
+    _space_type(spaces.Discrete, n="n", start="start", dtype="dtype"),
+    _space_type(spaces.MultiDiscrete, nvec="nvec", start="start", dtype="dtype"),
+    _space_type(spaces.MultiBinary, n="n"),
+    _space_type(spaces.Dict, spaces="spaces"),
+    _space_type(spaces.Tuple, spaces="spaces"),
+    _space_type(spaces.OneOf, spaces="spaces"),
+    _space_type(spaces.Sequence, space="feature_space", stack="stack"),
+    _space_type(spaces.Text, max_length="max_length", min_length="min_length", charset="character_set"),
+    _space_type(spaces.Graph, node_space="node_space", edge_space="edge_space"),
+)
+"""Gymnasium's own spaces, without their random states and subclasses."""
+
+
+_writer, _reader = TreeWriter(), TreeReader()
+_writer.types = _reader.types = SPACE_TYPES
 
 
 def space_to_plain(space: gym.Space[Any] | None) -> dict[str, Any] | None:
@@ -41,8 +99,7 @@ def space_to_plain(space: gym.Space[Any] | None) -> dict[str, Any] | None:
     Raises:
         NotPlainError: The space is not one of Gymnasium's own.
     """
-    plain: dict[str, Any] | None = to_plain(space_parts(space, is_short=True))
-    return plain
+    return _writer.write(space, "space")  # type: ignore[no-any-return]
 
 
 def space_from_plain(plain: object) -> gym.Space[Any] | None:
@@ -51,142 +108,10 @@ def space_from_plain(plain: object) -> gym.Space[Any] | None:
     Raises:
         ValueError: The value is not the plain form of a space.
     """
-    return space_from_parts(from_plain(plain))
-
-
-def space_parts(space: gym.Space[Any] | None, *, is_short: bool = False) -> dict[str, Any] | None:
-    """Return a space's parts for `space_from_parts`, a tree of plain values and arrays.
-
-    Args:
-        space: The space, or None.
-        is_short: Whether to give a Box's bounds as one value if all elements are equal, and a Text's characters sorted.
-
-    Raises:
-        NotPlainError: The space is not one of Gymnasium's own.
-    """
-    if space is None:
-        return None
-    if isinstance(space, spaces.Box):
-        bounds = {"low": np.asarray(space.low), "high": np.asarray(space.high)}
-        for name, bound in bounds.items():
-            if is_short and bound.size > 1 and bool((bound == bound.flat[0]).all()):
-                bounds[name] = np.asarray(bound.flat[0])
-        return {"kind": "box", **bounds, "shape": list(space.shape), "dtype": space.dtype.str}
-    if isinstance(space, spaces.Discrete):
-        return {"kind": "discrete", "n": int(space.n), "start": int(space.start), "dtype": _dtype(space)}
-    if isinstance(space, spaces.MultiDiscrete):
-        vectors = {"nvec": np.asarray(space.nvec), "start": np.asarray(space.start)}
-        return {"kind": "multi_discrete", **vectors, "dtype": _dtype(space)}
-    if isinstance(space, spaces.MultiBinary):
-        return {"kind": "multi_binary", "n": list(space.n) if isinstance(space.n, tuple) else int(space.n)}
-    if isinstance(space, spaces.Dict):
-        pairs = [[key, space_parts(sub, is_short=is_short)] for key, sub in space.spaces.items()]
-        return {"kind": "dict", "spaces": pairs}
-    if isinstance(space, spaces.Tuple | spaces.OneOf):
-        subs = [space_parts(sub, is_short=is_short) for sub in space.spaces]
-        return {"kind": "tuple" if isinstance(space, spaces.Tuple) else "one_of", "spaces": subs}
-    if isinstance(space, spaces.Sequence):
-        item = space_parts(space.feature_space, is_short=is_short)
-        return {"kind": "sequence", "space": item, "stack": bool(space.stack)}
-    if isinstance(space, spaces.Text):
-        charset = "".join(sorted(space.character_set) if is_short else space.character_list)
-        return {
-            "kind": "text",
-            "min": int(space.min_length),
-            "max": int(space.max_length),
-            "charset": charset,
-        }
-    if isinstance(space, spaces.Graph):
-        node, edge = (space_parts(sub, is_short=is_short) for sub in (space.node_space, space.edge_space))
-        return {"kind": "graph", "node": node, "edge": edge}
-    raise NotPlainError(f"expected one of Gymnasium's own spaces, got {type(space).__name__}: {space}.")
-
-
-def _dtype(space: gym.Space[Any]) -> str:
-    return np.dtype(space.dtype).str
-
-
-def space_from_parts(
-    parts: object, allocate: Callable[[int], None] = lambda num_bytes: None
-) -> gym.Space[Any] | None:
-    """Return the space of these parts. The parts are not trusted.
-
-    Args:
-        parts: The parts from `space_parts`.
-        allocate: Called with the number of bytes that a Box will take; may raise an error.
-
-    Raises:
-        ValueError: They are not the parts of a space.
-    """
-    try:
-        return _decode(parts, 0, allocate)
-    except (
-        ValueError,
-        KeyError,
-        TypeError,
-        AssertionError,
-        OverflowError,
-        AttributeError,
-        IndexError,
-    ) as error:
-        raise ValueError(
-            f"expected a space's plain form, got one that does not fit: {repr(error)[:200]}."
-        ) from error
-
-
-def _decode_present(parts: object, depth: int, allocate: Callable[[int], None]) -> gym.Space[Any]:
-    space = _decode(parts, depth, allocate)
-    if space is None:
-        raise ValueError("expected a space inside of a space, got None.")
+    space = _reader.read(plain)
+    if not isinstance(space, gym.Space | None):
+        raise ValueError(f"expected a space's plain form, got that of a {type(space).__name__}.")
     return space
-
-
-def _decode(parts: Any, depth: int, allocate: Callable[[int], None]) -> gym.Space[Any] | None:
-    if parts is None:
-        return None
-    if depth > _MAX_DEPTH:
-        raise ValueError(f"expected spaces nested at most {_MAX_DEPTH} deep.")
-    kind = parts["kind"]
-    if kind == "box":
-        shape, dtype = tuple(parts["shape"]), checked_dtype(parts["dtype"])
-        if not 0 <= math.prod(shape) <= _MAX_ELEMENTS:
-            raise ValueError(f"expected a Box of at most {_MAX_ELEMENTS} elements, got shape {shape}.")
-        low, high = parts["low"], parts["high"]
-        fits = all(bound.size == 1 or bound.shape == shape for bound in (low, high))
-        if dtype.kind not in "biuf" or not fits:
-            raise ValueError(f"expected a Box's bounds of shape {shape}, got {low.shape} and {high.shape}.")
-        allocate(_BOX_COPIES * math.prod(shape) * dtype.itemsize)
-        if low.size == 1:
-            low = np.broadcast_to(low.reshape(()), shape)
-        if high.size == 1:
-            high = np.broadcast_to(high.reshape(()), shape)
-        return spaces.Box(np.array(low), np.array(high), shape, dtype.type)
-    if kind == "discrete":
-        return spaces.Discrete(parts["n"], start=parts["start"], dtype=_integer(parts["dtype"]))
-    if kind == "multi_discrete":
-        return spaces.MultiDiscrete(parts["nvec"], dtype=_integer(parts["dtype"]), start=parts["start"])
-    if kind == "multi_binary":
-        return spaces.MultiBinary(parts["n"])
-    if kind == "dict":
-        return spaces.Dict({key: _decode_present(sub, depth + 1, allocate) for key, sub in parts["spaces"]})
-    if kind in ("tuple", "one_of"):
-        subs = [_decode_present(sub, depth + 1, allocate) for sub in parts["spaces"]]
-        return spaces.Tuple(subs) if kind == "tuple" else spaces.OneOf(subs)
-    if kind == "sequence":
-        return spaces.Sequence(_decode_present(parts["space"], depth + 1, allocate), stack=parts["stack"])
-    if kind == "text":
-        return spaces.Text(parts["max"], min_length=parts["min"], charset=parts["charset"])
-    if kind == "graph":
-        node, edge = (_decode(parts[name], depth + 1, allocate) for name in ("node", "edge"))
-        return spaces.Graph(node, edge)  # type: ignore[arg-type]
-    raise ValueError("expected a known kind of space.")
-
-
-def _integer(text: object) -> Any:
-    dtype = checked_dtype(text)
-    if dtype.kind not in "biu":
-        raise ValueError(f"expected the dtype of an integer, got {dtype}.")
-    return dtype.type
 
 
 def space_tree(space: gym.Space[Any]) -> Any:

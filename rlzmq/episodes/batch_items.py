@@ -26,11 +26,11 @@ from rlzmq.episodes.multi_agent_episode import MultiAgentEpisode
 from rlzmq.episodes.single_agent_episode import SingleAgentEpisode
 from rlzmq.episodes.step_values import as_rewards
 
-__all__ = ["from_episodes", "kind_of", "new_items"]
+__all__ = ["EPISODE_CLASSES", "from_episodes", "kind_of", "new_items"]
 
 B = TypeVar("B", bound=BatchColumns)
 
-_DICT = frozenset({dict})
+EPISODE_CLASSES = (SingleAgentEpisode, MultiAgentEpisode)
 
 
 def from_episodes(cls: type[B], episodes: list[Any]) -> B:
@@ -195,7 +195,7 @@ def _sparse_infos(episodes: list[SingleAgentEpisode], offsets: list[int]) -> dic
     sparse: dict[int, dict[str, Any]] = {}
     for episode, offset in zip(episodes, offsets, strict=True):
         infos = episode.infos.data
-        if not _DICT.issuperset(map(type, infos)) or any(infos):
+        if not {dict}.issuperset(map(type, infos)) or any(infos):
             placed = enumerate(infos, offset)
             sparse.update((slot, info) for slot, info in placed if info or not isinstance(info, dict))
     return sparse

@@ -79,6 +79,7 @@ __all__ = [
     "to_header",
     "unpack_header",
     "weights_digest",
+    "wire_array",
     "wire_decoder",
 ]
 
@@ -137,7 +138,7 @@ wire_decoder: Final = refuses_as(MalformedFrameError, passes=WireError)
 Buffer = Any
 
 # Incremented with every incompatible change of frames or headers. Peers of another version are refused.
-WIRE_VERSION = 7
+WIRE_VERSION = 8
 
 # A byte limit alone is not enough (16 MiB of empty maps take 1.2 GiB once decoded), so headers are
 # small, their containers are bounded, and large data has separate frames.
@@ -225,7 +226,7 @@ def encode(kind: int, header: Mapping[str, Any], arrays: Sequence[npt.NDArray[An
     specs: list[list[Any]] = []
     frames: list[Buffer] = [b""]
     for position, array in enumerate(arrays):
-        wire = _wire_array(array, position)
+        wire = wire_array(array, position)
         specs.append([wire.dtype.str, *wire.shape])
         # A zero-size array has no memory to send, and datetimes do not export a buffer.
         frames.append(b"" if wire.size == 0 else wire.view(np.int64) if wire.dtype.kind in "mM" else wire)
@@ -394,7 +395,8 @@ def _first_frame(kind: int, header: Mapping[str, Any], specs: list[list[Any]] | 
     return bytes((WIRE_VERSION, kind)) + pack_header([header, specs])
 
 
-def _wire_array(array: npt.NDArray[Any], position: int) -> npt.NDArray[Any]:
+def wire_array(array: npt.NDArray[Any], position: int) -> npt.NDArray[Any]:
+    """Return an array as its memory is sent: C-contiguous, little-endian. Raises the errors of `encode`."""
     dtype = array.dtype
     if not _is_allowed(dtype):
         little = dtype.newbyteorder("<")

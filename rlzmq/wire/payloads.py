@@ -1,8 +1,8 @@
 """What messages carry after their header: plain values, fragments, and ranges of fragments, as frames.
 
 A value (the arguments and results of actor calls, metrics, …) becomes a list of numpy arrays, ready for `codec.encode`:
-first one uint8 array with the value's *tree* (`rlzmq.core.plain`) in msgpack, then the arrays it refers to. The set of
-types is fixed: no class is imported by name, and pickle is not used.
+first one uint8 array with the value's *tree* (`rlzmq.core.plain`) in msgpack, then the arrays it refers to. `TYPES` are
+all that a tree holds: no class is imported by name, and pickle is not used.
 
 Supported types: None, bool, int, float, complex, str, bytes, list, tuple, dict, numpy arrays and scalars, torch
 tensors (received on the CPU), episodes (`SingleAgentEpisode`, `MultiAgentEpisode`, alone or in a list,
@@ -15,8 +15,7 @@ Lists of ranges grow with the number of runners, so they are not in a header.
 from __future__ import annotations
 
 import math
-import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -25,8 +24,9 @@ import numpy.typing as npt
 
 from rlzmq.core.errors import NotPlainError, ProtocolError, printable, refuses_as
 from rlzmq.core.metrics import ReducedMetrics
-from rlzmq.core.plain import TreeReader, TreeWriter, expect_list
-from rlzmq.core.spaces import space_from_parts, space_parts
+from rlzmq.core.plain import BYTES, TENSOR, PlainType, TreeReader, TreeWriter, expect_list
+from rlzmq.core.spaces import SPACE_TYPES
+from rlzmq.episodes.batch_items import EPISODE_CLASSES
 from rlzmq.episodes.episode_batch import EpisodeBatch
 from rlzmq.wire.codec import (
     MAX_ARRAYS,
@@ -45,6 +45,7 @@ from rlzmq.wire.codec import (
     pack_header,
     to_header,
     unpack_header,
+    wire_array,
     wire_decoder,
 )
 from rlzmq.wire.messages import Fragment
@@ -76,6 +77,7 @@ _MAX_DEPTH = 37
 _MAX_TREE_DEPTH = 3 * _MAX_DEPTH + 1
 # Arrays below this size share one frame, so a state dict of a thousand small tensors is one message.
 _POOL_BELOW_BYTES = 4096
+_ALIGNED_BYTES = 16
 # A list of at least this many plain floats or ints is sent as one array.
 _NUMBER_LIST_FROM = 64
 # References may overlap. Without a bound, a tree of 1 MiB could refer to one array a hundred thousand times.
@@ -83,9 +85,6 @@ _NUMBER_LIST_FROM = 64
 _MAX_TIMES_UNPACKED = 8
 _UNPACKED_FLOOR_BYTES = 1024 * 1024
 _LIST_TIMES = 5  # size of Python's numbers, relative to the array's bytes
-
-_EPISODES = frozenset({"SingleAgentEpisode", "MultiAgentEpisode"})
-_BATCHES = frozenset({"EpisodeBatch"})
 
 
 def pack_value(value: object) -> list[npt.NDArray[Any]]:
@@ -175,14 +174,75 @@ def unpack_blob(blob: Buffer) -> Any:
     return unpack_value(decode(split_frames(blob, MAX_ARRAYS + 1)).arrays)
 
 
+def _write_episodes(writer: _Writer, value: Any, where: str, depth: int) -> list[Any]:
+    episodes = value if isinstance(value, list) else [value]
+    batch = value if isinstance(value, EpisodeBatch) else EpisodeBatch.from_episodes(episodes)
+    header, frames = batch.to_wire()
+    return [header, [writer.place(frame, where) for frame in frames]]
+
+
+def _read_batch(reader: _Reader, content: object, depth: int) -> EpisodeBatch:
+    header, places = expect_list(content)
+    if not isinstance(header, dict) or not isinstance(places, list):
+        raise MalformedFrameError("packed episodes are a header and their arrays")
+    return EpisodeBatch.from_wire(header, [reader.fetch(place) for place in places])
+
+
+def _read_episode(reader: _Reader, content: object, depth: int) -> object:
+    episodes = list(_read_batch(reader, content, depth))
+    if len(episodes) != 1:
+        raise MalformedFrameError(f"one episode was packed, {len(episodes)} came")
+    return episodes[0]
+
+
+def _write_metrics(writer: _Writer, value: ReducedMetrics, where: str, depth: int) -> list[Any]:
+    return [writer.write(part, where, depth + 1) for part in (dict(value), value.states)]
+
+
+def _read_metrics(reader: _Reader, content: object, depth: int) -> ReducedMetrics:
+    values, states = (reader.read(part, depth + 1) for part in expect_list(content))
+    if not isinstance(values, dict) or not isinstance(states, dict):
+        raise MalformedFrameError("packed metrics are two dicts: values and states")
+    return ReducedMetrics(values, states)
+
+
+def _read_numbers(reader: _Reader, content: object, depth: int) -> list[Any]:
+    array = reader.fetch(content)
+    if array.ndim != 1 or array.dtype not in (np.float64, np.int64):
+        raise MalformedFrameError(f"a list of numbers is 1-D, got {array.ndim}-D {array.dtype}")
+    reader.spend(_LIST_TIMES * array.nbytes)
+    return array.tolist()  # type: ignore[no-any-return]
+
+
+_NUMBERS = PlainType(
+    "__numbers__",
+    (),  # a list of at least 64
+    lambda w, v, where, _: w.place(np.array(v, np.float64 if type(v[0]) is float else np.int64), where),
+    _read_numbers,
+)
+_EPISODES = PlainType("__episodes__", (), _write_episodes, lambda r, c, depth: list(_read_batch(r, c, depth)))
+TYPES = SPACE_TYPES.with_types(
+    PlainType("__batch__", EpisodeBatch, _write_episodes, _read_batch),
+    PlainType("__episode__", EPISODE_CLASSES, _write_episodes, _read_episode),
+    PlainType("__metrics__", ReducedMetrics, _write_metrics, _read_metrics),
+    _NUMBERS,
+    _EPISODES,
+    BYTES,
+    TENSOR,
+)
+"""The types of values in messages, besides those of msgpack."""
+
+
 class _Writer(TreeWriter):
     """State of one `pack_value` call: the arrays collected so far."""
 
+    types = TYPES
     leaves = frozenset({type(None), bool, str, float})
     max_depth = _MAX_DEPTH
+    is_short = False  # what is read takes memory, and is bounded by what was sent
 
     def __init__(self) -> None:
-        self._small: list[npt.NDArray[Any]] = []
+        self._small: list[bytes] = []
         self._small_bytes = 0
         self._large: list[npt.NDArray[Any]] = []
 
@@ -193,13 +253,8 @@ class _Writer(TreeWriter):
             raise ValueError(
                 f"value: its tree is too large ({error}); send numbers as numpy arrays"
             ) from None
-        pool = np.zeros(self._small_bytes, np.uint8)
-        offset = 0
-        for array in self._small:
-            end = offset + array.nbytes
-            pool[offset:end] = np.frombuffer(array.tobytes(), np.uint8)
-            offset = _aligned(end)
-        return [np.frombuffer(packed, np.uint8), pool, *self._large]
+        pool = b"".join(self._small)
+        return [np.frombuffer(packed, np.uint8), np.frombuffer(pool, np.uint8), *self._large]
 
     def items(self, value: Any, where: str, depth: int) -> Any:
         kinds = set(map(type, value)) if type(value) is list else ()
@@ -208,52 +263,16 @@ class _Writer(TreeWriter):
             if len(value) >= _NUMBER_LIST_FROM and (
                 kind is float or (kind is int and min(value) >= -(2**63) and max(value) < 2**63)
             ):
-                return {
-                    "__numbers__": self.place(
-                        np.array(value, np.float64 if kind is float else np.int64), where
-                    )
-                }
-            if _is_ours(kind, _EPISODES):
-                return {"__episodes__": self._episodes(value)}
+                return {_NUMBERS.tag: _NUMBERS.write(self, value, where, depth)}
+            if kind in EPISODE_CLASSES:
+                return {_EPISODES.tag: _EPISODES.write(self, value, where, depth)}
         return super().items(value, where, depth)
 
-    def other(self, value: Any, where: str, depth: int) -> Any:
+    def other(self, value: object, where: str, depth: int) -> Any:
         kind = type(value)
-        if kind is bytes:
-            if len(value) < _POOL_BELOW_BYTES:
-                return value
-            return {"__bytes__": self.place(np.frombuffer(value, np.uint8), where)}
-        torch = sys.modules.get("torch")
-        if torch is not None and isinstance(value, torch.Tensor):
-            tensor = value.detach().cpu()
-            if tensor.dtype is torch.bfloat16:
-                return {"__bfloat16__": self.place(tensor.contiguous().view(torch.int16).numpy(), where)}
-            return {"__tensor__": self.place(tensor.numpy(), where)}
-        if _is_ours(kind, _BATCHES):
-            return {"__batch__": self._batch(value)}
-        if _is_ours(kind, _EPISODES):
-            return {"__episode__": self._episodes([value])}
-        if kind.__module__.startswith("gymnasium.spaces."):
-            return {"__space__": self.write(space_parts(value), where, depth + 1)}
-        if kind is complex:
-            return super().other(value, where, depth)
         raise NotPlainError(
             f"{where[:200]}: a {kind.__module__}.{kind.__name__} does not travel. {_way_out(value)}"
         )
-
-    def dict_(self, value: Mapping[Any, Any], where: str, depth: int) -> dict[str, Any]:
-        if type(value) is ReducedMetrics:
-            return {
-                "__metrics__": [self.write(part, where, depth + 1) for part in (dict(value), value.states)]
-            }
-        return super().dict_(value, where, depth)
-
-    def _episodes(self, episodes: Sequence[Any]) -> list[Any]:
-        return self._batch(EpisodeBatch.from_episodes(episodes))
-
-    def _batch(self, batch: Any) -> list[Any]:
-        header, frames = batch.to_wire()
-        return [header, [self.place(frame, "value") for frame in frames]]
 
     def place(self, array: npt.NDArray[Any], where: str) -> list[Any]:
         """Add an array; return its place: ``[index]`` of a frame, or ``[offset, dtype, *shape]``."""
@@ -267,19 +286,19 @@ class _Writer(TreeWriter):
             self._large.append(array)
             return [len(self._large) - 1]
         try:
-            header, *_ = encode(0, {}, [array])
-            spec = unpack_header(memoryview(header)[2:])[1][0]
+            wire = wire_array(array, 0)
         except WireError as error:
             raise NotPlainError(f"{where[:200]}: {error}") from None
-        wire = np.ascontiguousarray(array, dtype=spec[0])
         offset = self._small_bytes
-        self._small.append(wire)
-        self._small_bytes = _aligned(offset + wire.nbytes)
-        return [offset, *spec]
+        self._small_bytes = offset + wire.nbytes + -wire.nbytes % _ALIGNED_BYTES
+        self._small.append(wire.tobytes().ljust(self._small_bytes - offset, b"\0"))
+        return [offset, wire.dtype.str, *wire.shape]
 
 
 class _Reader(TreeReader):
     """State of one `unpack_value` call."""
+
+    types = TYPES
 
     def __init__(self, pool: npt.NDArray[Any], large: Sequence[npt.NDArray[Any]]) -> None:
         self._pool = pool.data
@@ -287,29 +306,7 @@ class _Reader(TreeReader):
         num_bytes = pool.nbytes + sum(array.nbytes for array in large)
         self._bytes_left = _MAX_TIMES_UNPACKED * num_bytes + _UNPACKED_FLOOR_BYTES
 
-    def tagged(self, tag: str, content: object, depth: int) -> Any:
-        if tag == "__numbers__":
-            array = self.fetch(content)
-            if array.ndim != 1 or array.dtype not in (np.float64, np.int64):
-                raise MalformedFrameError(f"a list of numbers is 1-D, got {array.ndim}-D {array.dtype}")
-            self._spend(_LIST_TIMES * array.nbytes)
-            return array.tolist()
-        if tag == "__bytes__":
-            return self.fetch(content).tobytes()
-        if tag in ("__tensor__", "__bfloat16__"):
-            return _tensor(self.fetch(content), bfloat16=tag == "__bfloat16__")
-        if tag == "__space__":
-            return space_from_parts(self.read(content, depth + 1), self._spend)
-        if tag == "__metrics__":
-            parts = [self.read(part, depth + 1) for part in expect_list(content)]
-            if len(parts) != 2 or not all(isinstance(part, dict) for part in parts):
-                raise MalformedFrameError("packed metrics are two dicts: values and states")
-            return ReducedMetrics(parts[0], parts[1])
-        if tag in ("__episode__", "__episodes__", "__batch__"):
-            return self._episodes(tag, content)
-        return super().tagged(tag, content, depth)
-
-    def _spend(self, num_bytes: int) -> None:
+    def spend(self, num_bytes: int) -> None:
         """Count memory about to be allocated against the limit."""
         self._bytes_left -= num_bytes
         if self._bytes_left < 0:
@@ -318,21 +315,6 @@ class _Reader(TreeReader):
                 "the same ones again and again"
             )
 
-    def _episodes(self, tag: str, content: Any) -> Any:
-        header, places = content
-        if not isinstance(header, dict) or not isinstance(places, list):
-            raise MalformedFrameError("packed episodes are a header and their arrays")
-        arrays = [self.fetch(place) for place in places]
-        batch = EpisodeBatch.from_wire(header, arrays)
-        if tag == "__batch__":
-            return batch
-        episodes = list(batch)
-        if tag == "__episodes__":
-            return episodes
-        if len(episodes) != 1:
-            raise MalformedFrameError(f"one episode was packed, {len(episodes)} came")
-        return episodes[0]
-
     def fetch(self, place: object) -> npt.NDArray[Any]:
         if not isinstance(place, list) or not place or type(place[0]) is not int or place[0] < 0:
             raise MalformedFrameError("an array reference is [index] or [offset, dtype, *shape]")
@@ -340,30 +322,12 @@ class _Reader(TreeReader):
             if place[0] >= len(self._large):
                 raise ArrayMismatchError(f"array {place[0]} is referred to, {len(self._large)} came")
             array = self._large[place[0]]
-            self._spend(array.nbytes)
+            self.spend(array.nbytes)
             return array
         dtype, shape = decode_spec(place[1:], 0)
         num_bytes = math.prod(shape) * dtype.itemsize
-        self._spend(num_bytes)
+        self.spend(num_bytes)
         return decode_arrays([(dtype, shape)], [self._pool[place[0] : place[0] + num_bytes]])[0]
-
-
-def _tensor(array: npt.NDArray[Any], *, bfloat16: bool) -> object:
-    import torch
-
-    try:
-        tensor = torch.from_numpy(array if array.flags.writeable else array.copy())
-        return tensor.view(torch.bfloat16) if bfloat16 else tensor
-    except (TypeError, RuntimeError):
-        raise MalformedFrameError(f"no torch tensor has dtype {array.dtype}") from None
-
-
-def _is_ours(kind: type, names: frozenset[str]) -> bool:
-    return kind.__name__ in names and kind.__module__.startswith("rlzmq.episodes.")
-
-
-def _aligned(offset: int) -> int:
-    return (offset + 15) & ~15
 
 
 def _way_out(value: object) -> str:

@@ -125,14 +125,15 @@ def test_free_dicts_keep_their_types_as_plain_data() -> None:
     assert same(back.env_config, FREE)
     assert same(back.evaluation_config, {"env_config": FREE})
     assert same(back.rl_module_spec.model_config, FREE)
-    in_toml = {key: FREE[key] for key in ("size", "map", "set", "frozen", "user", "tagged", "mode")}
+    assert json.loads(json.dumps(state)) == state
+    in_toml = {key: value for key, value in FREE.items() if value is not None}
     text = cartpole().environment(env_config=in_toml).to_toml()
     assert same(PPOConfig.from_toml(text).env_config, in_toml)
 
 
 @pytest.mark.parametrize("value", [object(), functools.partial(print), gym.vector.utils, {1}.add])
 def test_what_has_no_plain_form_is_refused(value: Any) -> None:
-    with pytest.raises(ConfigurationError, match=r"config\.env_config\.it="):
+    with pytest.raises(ConfigurationError, match=r"config\.env_config\['it'\]="):
         cartpole().environment(env_config={"it": value}).get_state()
 
 
@@ -147,10 +148,10 @@ def test_texts_are_code_in_states_and_files_only() -> None:
 
 
 @pytest.mark.parametrize(
-    "form", [{"__tuple__": 3}, {"__dict__": [1]}, {"__set__": [[1]]}, {"__plain__": {"__array__": 1}}]
+    "form", [{"__tuple__": 3}, {"__dict__": [1]}, {"__set__": [[1]]}, {"__array__": 1}, {"__planet__": 1}]
 )
 def test_malformed_plain_data_is_refused(form: Any) -> None:
-    with pytest.raises(ConfigurationError, match="malformed '__"):
+    with pytest.raises(ConfigurationError, match="malformed"):
         PPOConfig.from_state({"env_config": form})
 
 

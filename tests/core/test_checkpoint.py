@@ -82,7 +82,7 @@ def test_another_version_is_refused_with_both_named(tmp_path: Path) -> None:
     manifest = json.loads((path / "manifest.json").read_text())
     manifest["version"] = 99
     (path / "manifest.json").write_text(json.dumps(manifest))
-    with pytest.raises(CheckpointError, match=r"version 99; this release reads version 3"):
+    with pytest.raises(CheckpointError, match=r"version 99; this release reads version 4"):
         ckpt.read_checkpoint(path)
 
 
