@@ -600,7 +600,7 @@ class ModuleRows:
             tensor: Tensor = (
                 leaf if isinstance(leaf, Tensor) else torch.from_numpy(np.ascontiguousarray(leaf))
             )
-            if tensor.shape[:1] != (self.num_rows,):
+            if not tensor.dim() or len(tensor) != self.num_rows:
                 self._refuse(columns)
             self._num_bytes += tensor.nbytes
             self._leaves.append(tensor)

@@ -136,7 +136,8 @@ class LearnerReport:
                 mine.mean_weights_seq_no[module_id] = mean
         self.num_minibatches += num_minibatches
         self.num_env_steps += agreed.num_env_steps
-        self.num_module_steps.update(agreed.num_rows)
+        for module_id, num_rows in agreed.num_rows.items():  # Counter.update takes three times as long
+            self.num_module_steps[module_id] += num_rows
 
     def count(self, module_ids: list[str], rank: int, weights_version: int) -> None:
         """Count what the update trained, without modules that took no optimizer step.
@@ -170,7 +171,8 @@ class LearnerReport:
             )
         self.num_env_steps_trained_lifetime += self.batch.num_env_steps
         self.num_env_steps_of_all_ranks_lifetime += self.num_env_steps
-        self.num_module_steps_trained_lifetime.update(self.num_module_steps)
+        for module_id, num_steps in self.num_module_steps.items():
+            self.num_module_steps_trained_lifetime[module_id] += num_steps
         if self.num_skipped:
             _logger.warning(
                 "rank %d, weights version %d: NaN or infinite gradients, no step taken on %s of %d "

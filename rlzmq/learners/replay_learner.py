@@ -369,6 +369,11 @@ class ReplayLearner(TargetNetworkLearner):
             return torch.full(rewards.shape[:1], least, device=rewards.device)
         return torch.randint(least, most + 1, rewards.shape[:1], device=rewards.device)
 
+    @property
+    def needs_td_errors(self) -> bool:
+        """Whether anybody reads what `note_td_errors` gets: a source with priorities, or a subclass."""
+        return self.source.uses_priorities or (type(self).note_td_errors is not ReplayLearner.note_td_errors)
+
     def note_td_errors(self, module_id: str, batch: Mapping[str, Any], td_errors_B: Tensor) -> None:
         """Set the TD errors of a module's rows, float [B], which become priorities if the minibatch's step is taken.
 

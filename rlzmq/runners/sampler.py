@@ -96,7 +96,6 @@ class Sampler(abc.ABC):
         self.stepper: Any = runner.make_stepper()
         self._counts_agent_steps = runner.config.count_steps_by == "agent_steps"
         self._num_steps_ever = 0
-        self._inference_mode = torch.inference_mode()
         # Of the current fragment: vector steps, env steps, agent steps, ended episodes.
         self._num_steps = self._num_env_steps = self._num_agent_steps = self._num_ends = 0
 
@@ -125,7 +124,8 @@ class Sampler(abc.ABC):
         self._begin_s = self._warned_s = clock()
         self._begin_fragment()
         env_steps_before, num_workers = runner.global_env_steps, max(runner.num_workers, 1)
-        num_steps_ever, inference_mode = self._num_steps_ever, self._inference_mode
+        # torch.inference_mode without its Python frames.
+        num_steps_ever, inference_mode = self._num_steps_ever, torch._C._InferenceMode
         most_per_vector_step = sys.maxsize if self._counts_agent_steps else self.num_envs
         loop_s = clock()
         while num_more := request.num_more_vector_steps(
@@ -144,7 +144,7 @@ class Sampler(abc.ABC):
                 if random_actions:
                     actions = self._random_actions()
                 else:
-                    with inference_mode:
+                    with inference_mode(True):
                         outputs = self._infer(env_steps_before + self._num_env_steps * num_workers)
                     if timed:
                         inferred_s = clock()

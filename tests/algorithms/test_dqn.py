@@ -90,7 +90,7 @@ def test_actions_of_a_space_that_starts_elsewhere() -> None:
 
 
 def test_huber_and_importance_weights() -> None:
-    loss, td_errors = mean_loss(
+    result = mean_loss(
         q_BA=torch.tensor([[1.0, 9.0], [9.0, 5.0]]),
         actions_B=torch.tensor([0, 1]),
         next_q_B=torch.tensor([1.0, 8.0]),
@@ -99,8 +99,8 @@ def test_huber_and_importance_weights() -> None:
         weights_B=torch.tensor([1.0, 0.25]),
         kind="huber",
     )
-    assert td_errors.tolist() == [0.5, 3.0]
-    assert float(loss) == pytest.approx((1.0 * 0.5 * 0.5**2 + 0.25 * (3.0 - 0.5)) / 2)
+    assert result.td_errors_B.tolist() == [0.5, 3.0]
+    assert float(result.loss) == pytest.approx((1.0 * 0.5 * 0.5**2 + 0.25 * (3.0 - 0.5)) / 2)
 
 
 def test_a_dueling_heads_advantages_are_centred_over_actions() -> None:
@@ -142,14 +142,14 @@ def test_a_distribution_is_projected_to_the_atoms() -> None:
     assert projected[1].tolist() == [0.25, 0.25, 0.5]  # on the atoms
     assert projected[2].tolist() == [0.0, 0.0, 1.0]  # clipped
     assert projected[3].tolist() == [0.5, 0.5, 0.0]  # terminated: the reward alone
-    loss, td_errors = distribution_loss(
+    result = distribution_loss(
         logits_BZ=torch.log(torch.tensor([[0.2, 0.3, 0.5], [0.2, 0.3, 0.5]])),
         targets_BZ=projected[2:],
         weights_B=torch.tensor([1.0, 0.5]),
     )
     cross_entropies = [-np.log(0.5), -0.5 * np.log(0.2) - 0.5 * np.log(0.3)]
-    assert td_errors.tolist() == pytest.approx(cross_entropies)
-    assert float(loss) == pytest.approx((cross_entropies[0] + 0.5 * cross_entropies[1]) / 2)
+    assert result.td_errors_B.tolist() == pytest.approx(cross_entropies)
+    assert float(result.loss) == pytest.approx((cross_entropies[0] + 0.5 * cross_entropies[1]) / 2)
 
 
 def episode(*, terminated: bool = False, truncated: bool = False) -> EpisodeBatch:

@@ -32,10 +32,16 @@ __all__ = [
 
 
 class DQNLoss(NamedTuple):
-    """The loss, a 0-d tensor, and each row's TD error, float [B], without gradients."""
+    """The loss, a 0-d tensor, and each row's value and target, float [B], without gradients."""
 
     loss: Tensor
-    td_errors_B: Tensor
+    values_B: Tensor
+    targets_B: Tensor | float
+
+    @property
+    def td_errors_B(self) -> Tensor:
+        """Each row's TD error, float [B]."""
+        return (self.values_B - self.targets_B).abs()
 
 
 def mean_loss(
@@ -62,7 +68,7 @@ def mean_loss(
     targets_B = (rewards_B + discounts_B * next_q_B).detach()
     q_B = q_BA.gather(1, actions_B[:, None]).squeeze(1)
     losses_B = error_loss(q_B, targets_B, kind)
-    return DQNLoss((weights_B * losses_B).mean(), (q_B.detach() - targets_B).abs())
+    return DQNLoss((weights_B * losses_B).mean(), q_B.detach(), targets_B)
 
 
 def project_distribution(
@@ -101,7 +107,7 @@ def distribution_loss(*, logits_BZ: Tensor, targets_BZ: Tensor, weights_B: Tenso
         weights_B: Importance weights.
     """
     losses_B = -(targets_BZ.detach() * functional.log_softmax(logits_BZ, -1)).sum(-1)
-    return DQNLoss((weights_B * losses_B).mean(), losses_B.detach())
+    return DQNLoss((weights_B * losses_B).mean(), losses_B.detach(), 0.0)
 
 
 @torch.no_grad()
@@ -193,7 +199,7 @@ class DQNLearner(ReplayLearner):
         weights_B = rows(importance_weights(batch))
         if settings.num_atoms == 1:
             next_q_BA = next_rows(target["qf_preds"])
-            loss, td_errors_B = mean_loss(
+            result = mean_loss(
                 q_BA=q_BA,
                 actions_B=actions_B,
                 next_q_B=next_q_BA.amax(-1) if chooser is target else _of(next_q_BA, next_actions()),
@@ -210,22 +216,21 @@ class DQNLearner(ReplayLearner):
                 {"targets_outside_support": lambda: _share_outside(next_probs_BZ, atoms_Z, **shared)},
             )
             logits_BZ = _of(rows(module.require_output(fwd_out, "qf_logits")), actions_B)
-            loss, td_errors_B = distribution_loss(
-                logits_BZ=logits_BZ, targets_BZ=targets_BZ, weights_B=weights_B
-            )
+            result = distribution_loss(logits_BZ=logits_BZ, targets_BZ=targets_BZ, weights_B=weights_B)
             probs_BAZ = rows(module.require_output(fwd_out, "qf_probs"))
             self.log_stats(module_id, distribution_stats(probs_BAZ, target["atoms"]))
-        self.note_td_errors(module_id, batch, td_errors_B)
+        if self.needs_td_errors:
+            self.note_td_errors(module_id, batch, result.td_errors_B)
         values_BA = q_BA.detach()
         stats: dict[str, Scalar] = {
-            "qf_loss": loss,
+            "qf_loss": result.loss,
             "qf_mean": lambda: _of(values_BA, actions_B).mean(),
             "qf_max": lambda: _of(values_BA, actions_B).max(),
             "qf_min": lambda: _of(values_BA, actions_B).min(),
-            "td_error_mean": td_errors_B.mean,
+            "td_error_mean": lambda: result.td_errors_B.mean(),
         }
         self.log_stats(module_id, stats)
-        return loss
+        return result.loss
 
 
 def _unrolled(batch: Mapping[str, Any]) -> dict[str, Any]:
