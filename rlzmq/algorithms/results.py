@@ -12,7 +12,7 @@ from typing import Any
 from rlzmq.algorithms.health import HealthWatch, judge
 from rlzmq.config.base_config import BaseConfig
 from rlzmq.core.checkpoint import without_objects
-from rlzmq.core.metrics import LEARNER_STAGES, METRICS_STATES, MetricsLogger, StageTimers, StatsBase
+from rlzmq.core.metrics import LEARNER_STAGES, MetricsLogger, ReducedMetrics, StageTimers, StatsBase
 from rlzmq.core.names import (
     ALL_MODULES,
     BATCH_SOURCE,
@@ -34,7 +34,6 @@ _log = logging.getLogger("rlzmq.algorithms")
 _MAX_CURVE = 10_000  # maximum number of iterations in a result's plot
 NUM_LAGS = 20  # number of entries of `policy_lag/num_env_steps`; the last one counts all larger lags, too
 _TIMERS = ("learner_thread_in_queue_wait_timer", "learner_thread_update_timer", *LEARNER_STAGES)
-_SUMMED = ("num_env_steps_trained", "num_module_steps_trained", "num_env_steps_trained_lifetime")
 
 
 class IterationResult(dict[str, Any]):
@@ -305,8 +304,7 @@ def _lag(steps: Counter[int]) -> dict[str, Any]:
 class LearnerResults:
     """What the learners report in an iteration: the newest update's values, and what all updates logged and took.
 
-    Step counts are summed over the ranks, values that learners logged with their `metrics` are merged by their
-    reduction, and all others are averaged.
+    Values are merged over the ranks by their reductions.
 
     Args:
         timers: Takes the times of the updates.
@@ -320,94 +318,55 @@ class LearnerResults:
         self, timers: StageTimers, stats_cls_lookup: Mapping[str, type[StatsBase]] | None = None
     ) -> None:
         self.metrics: MetricsLogger = MetricsLogger(stats_cls_lookup=stats_cls_lookup)
-        self._timers = timers
-        self._of_ranks: Sequence[Mapping[str, Any]] = ()
+        self._timers, self._lookup = timers, stats_cls_lookup
+        self._newest: list[ReducedMetrics] = []
         self._merged: dict[str, Any] = {}
         self._replay_buffer: dict[str, Any] = {}
 
     def add(self, of_ranks: Sequence[Mapping[str, Any]]) -> None:
-        """Add the results of an update, by module for each rank; none for a rank that has died with its own."""
-        states = []
+        """Add the results of an update, by rank; none for a rank that has died with its own."""
+        newest, logged = [], []
         for values in of_ranks:
+            if not isinstance(values, ReducedMetrics):
+                continue
+            newest.append(values)
+            logged.append({name: s for name, s in values.states.items() if isinstance(s, dict)})
             overall = values.get(ALL_MODULES, {})
-            if METRICS_STATES in overall:
-                states.append(overall[METRICS_STATES])
             for name in _TIMERS:
                 if name in overall:
                     self._timers.add(name, overall[name])
             if "connector_pipeline_timer" in (of_connector := overall.get(LEARNER_CONNECTOR, {})):
                 self._timers.add("learner_connector_timer", of_connector["connector_pipeline_timer"])
-        if states:
-            self.metrics.aggregate(states)
-        if of_ranks:
-            self._of_ranks = of_ranks
+        if newest:
+            self._newest = newest
+        if any(logged):
+            self.metrics.aggregate(logged)
 
     def reduce(self, **counts: int) -> tuple[dict[str, Any], dict[str, Any]]:
         """Return the merged results by module, with these counts for all modules, and those of the replay buffers.
 
         Without new results they are those of the last call.
         """
-        of_ranks, self._of_ranks = self._of_ranks, ()
+        of_ranks, self._newest = self._newest, []
         if not of_ranks:
             return self._merged, self._replay_buffer
-        by_module: dict[str, list[Mapping[str, Any]]] = {ALL_MODULES: []}
-        for values in of_ranks:
-            for module_id, own in values.items():
-                by_module.setdefault(module_id, []).append(own)
+        if len(of_ranks) > 1:
+            ranks = MetricsLogger(stats_cls_lookup=self._lookup)
+            ranks.aggregate(of_ranks)
+            of_ranks = [ranks.compile()]
         self._merged = merged = {}
-        for module_id, each in by_module.items():
-            merged[module_id] = _merge_values(each)
-        overall = merged[ALL_MODULES]
+        for module_id, values in of_ranks[0].items():
+            merged[module_id] = {**values} if isinstance(values, Mapping) else {"value": values}
+        overall = merged.setdefault(ALL_MODULES, {})
+        if BATCH_SOURCE in overall:
+            source = overall[BATCH_SOURCE] = {**overall[BATCH_SOURCE]}
+            for name in ("source_id", "num_ranks", "num_added"):  # of a rank, for the account of env steps
+                source.pop(name, None)
         self._replay_buffer = overall.pop(REPLAY_BUFFER_RESULTS, {})
-        overall.pop(METRICS_STATES, None)
         overall.update(counts)
         for module_id, logged in self.metrics.compile().items():
             merged.setdefault(module_id, {}).update(logged if isinstance(logged, dict) else {"value": logged})
         return self._merged, self._replay_buffer
-
-
-def _merge_values(of_ranks: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Return one module's values over all ranks."""
-    merged: dict[str, Any] = {}
-    for values in of_ranks:
-        for name in values:
-            if name in merged:
-                continue
-            numbers = [other[name] for other in of_ranks if name in other]
-            first = numbers[0]
-            if name == BATCH_SOURCE:
-                merged[name] = _of_all_sources(numbers)
-            elif name == REPLAY_BUFFER_RESULTS:
-                merged[name] = _of_all_buffers(numbers)
-            elif isinstance(first, bool) or not isinstance(first, int | float):
-                merged[name] = first
-            elif name in _SUMMED:
-                merged[name] = sum(numbers)
-            elif isinstance(first, int) and len(set(numbers)) == 1:
-                merged[name] = first
-            else:
-                merged[name] = sum(numbers) / len(numbers)
-    return merged
-
-
-def _of_all_sources(sources: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Return the counts of all ranks' batch sources together."""
-    names = ("num_env_steps", "num_bytes", "num_agent_steps_not_kept")
-    counts = {name: sum(source[name] for source in sources) for name in names}
-    if "train_ratio" in sources[0]:  # equal on all ranks
-        counts["train_ratio"] = sources[0]["train_ratio"]
-    return counts
-
-
-def _of_all_buffers(metrics: list[Any]) -> object:
-    """Return the metrics of all ranks' buffers together: sums of counts, means of ``actual_n_step`` (a float)."""
-    first = metrics[0]
-    if len(metrics) == 1:
-        return first
-    if not isinstance(first, dict):
-        return sum(metrics) / len(metrics) if isinstance(first, float) else sum(metrics)
-    names = dict.fromkeys(name for one in metrics for name in one)
-    return {name: _of_all_buffers([one[name] for one in metrics if name in one]) for name in names}
 
 
 def merge_into(target: dict[str, Any], extra: Mapping[str, Any]) -> None:

@@ -17,7 +17,6 @@ from contextlib import contextmanager
 from typing import Any, Self
 
 from rlzmq.core import trace
-from rlzmq.core.names import ALL_MODULES
 from rlzmq.core.plain import NotPlainError, from_plain, to_plain
 from rlzmq.core.synonyms import did_you_mean
 
@@ -29,7 +28,6 @@ __all__ = [
     "FRAGMENT_ENCODE_TIMER",
     "INFERENCE_TIMER",
     "LEARNER_STAGES",
-    "METRICS_STATES",
     "MODULE_TO_ENV_TIMER",
     "NUM_VECTOR_STEPS_PER_SAMPLE",
     "VECTOR_STEPS_TIMER",
@@ -408,20 +406,36 @@ def _of_nothing(kind: str) -> float:
 
 Key = str | Sequence[str]
 
-#: Key of the metrics' states in a learner's results, from which the metrics of all ranks are merged.
-METRICS_STATES = "metrics_states"
-
 
 class ReducedMetrics(dict[str, Any]):
     """Plain values from `MetricsLogger.reduce`, with `states` for merging them into another logger.
 
     Attributes:
-        states: The result of ``reduce(compile=False)``.
+        states: The result of ``reduce(compile=False)``; and ``[reduction, value]`` of each value that was `put`.
     """
 
     def __init__(self, values: Mapping[str, Any], states: dict[str, Any]) -> None:
         super().__init__(values)
         self.states = states
+
+    def put(self, reduce: str, values: Mapping[str, Any], *where: str) -> None:
+        """Add values at a path, with states that merge them with others.
+
+        Args:
+            reduce: A reduction without a window; for "sum", floats are averaged.
+            values: By name, in nested dicts.
+            where: The path.
+        """
+        place: dict[str, Any] = self
+        for name in where:
+            place = place.setdefault(name, {})
+        for name, value in values.items():
+            if isinstance(value, Mapping):
+                self.put(reduce, value, *where, name)
+                continue
+            place[name] = value
+            kind = "mean" if reduce == "sum" and isinstance(value, float) else reduce
+            self.states["/".join((*where, name))] = [kind, value]
 
 
 class MetricsLogger:
@@ -583,8 +597,8 @@ class MetricsLogger:
 
         Their values count as logged in parallel, which matters only for "ema": pass later results of the same logger
         to a later call. The results of `EnvRunner.get_metrics`, `Learner.update` and `LearnerGroup.update` are
-        accepted, too. Of a learner's numbers, counters (``num_…``) are added, lifetime counters replaced, and all
-        others averaged.
+        accepted, too. Of a learner's numbers, those of this update's steps are added, lifetime counters replaced, and
+        all others averaged.
 
         Raises:
             ValueError: There are values without their states, e.g. in a copy of `reduce`'s result.
@@ -592,7 +606,9 @@ class MetricsLogger:
         prefix = () if key is None else _path(key)
         incoming: dict[tuple[str, ...], list[Mapping[str, Any]]] = {}
         for state in states:
-            for name, value in _states_of(state).items():
+            for name, value in getattr(state, "states", state).items():
+                if isinstance(value, list) and len(value) == 2:
+                    value = logged_state(value[0], value[1:])
                 if not isinstance(value, Mapping) or not {"reduce", "options", "state"} <= value.keys():
                     raise ValueError(
                         f"aggregate: expected what another logger's reduce() or reduce(compile=False) returned, "
@@ -663,38 +679,6 @@ class MetricsLogger:
                     f"Metric {'/'.join(path)!r} cannot stand beside {'/'.join(other)!r}: one name would be both a "
                     "value and a group."
                 )
-
-
-def _states_of(given: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the states to merge from one input of `aggregate`."""
-    if ALL_MODULES in given:
-        return {"/".join(path): state for path, state in _states_of_results(given)}
-    states: Mapping[str, Any] = getattr(given, "states", given)
-    return states
-
-
-def _states_of_results(
-    results: Mapping[str, Any], above: tuple[str, ...] = ()
-) -> Iterator[tuple[tuple[str, ...], dict[str, Any]]]:
-    """Yield (path, state) for a learner's results: its logged metrics and every other number."""
-    own: Mapping[str, Any] = results.get(ALL_MODULES, {}).get(METRICS_STATES, {}) if not above else {}
-    for name, state in own.items():
-        yield tuple(name.split("/")), dict(state)
-    for name, value in results.items():
-        path = (*above, str(name))
-        if name == METRICS_STATES or "/".join(path) in own:
-            continue
-        if isinstance(value, Mapping):
-            inner = ((p, s) for p, s in _states_of_results(value, path) if "/".join(p) not in own)
-            yield from inner
-        elif isinstance(value, int | float) and not isinstance(value, bool):
-            yield path, logged_state(_reduction_of(path[-1]), [value])
-
-
-def _reduction_of(name: str) -> str:
-    if name.endswith("_lifetime") or name == "weights_seq_no":
-        return "item"
-    return "sum" if name.startswith("num_") else "mean"
 
 
 def _path(key: Key) -> tuple[str, ...]:

@@ -42,7 +42,7 @@ from rlzmq.config.base_config import BaseConfig
 from rlzmq.connectors.defaults import add_estimator
 from rlzmq.connectors.learner.advantages import FORWARD_OUTPUTS, WholeBatchEstimator
 from rlzmq.core.checkpoint import Checkpointable
-from rlzmq.core.metrics import MetricsLogger
+from rlzmq.core.metrics import MetricsLogger, ReducedMetrics
 from rlzmq.core.names import ALL_MODULES, LEARNER_PATH, NUM_ENV_STEPS_SAMPLED_LIFETIME
 from rlzmq.core.signatures import TellsUncalled, check_takes
 from rlzmq.core.update_plan import derive_seed
@@ -190,7 +190,7 @@ class Learner(TellsUncalled, Checkpointable):
         shuffle_batch_per_epoch: bool | None = None,
         num_total_minibatches: int | None = None,
         with_results: bool = True,
-    ) -> dict[str, dict[str, Any]]:
+    ) -> ReducedMetrics:
         """Train on one source of data.
 
         Args:
@@ -211,9 +211,8 @@ class Learner(TellsUncalled, Checkpointable):
             with_results: Whether to return the results; if not, `results` does so until the next update.
 
         Returns:
-            ``{module_id: {metric: number}, "__all_modules__": {…}}``: means over the last epoch's minibatches. Values
-            logged with `metrics` appear twice: as values, and in ``__all_modules__`` under ``metrics_states`` in the
-            form that ``metrics.aggregate`` of another logger accepts.
+            ``{module_id: {metric: number}, "__all_modules__": {…}}``: means over the last epoch's minibatches, counts,
+            and what was logged with `metrics`; ``metrics.aggregate`` of another logger accepts them.
 
                 If the episodes have no steps, nothing is trained, and ``weights_seq_no``, counters and schedules do
                 not change, unless the source keeps data. One of several ranks still takes part in the others' update.
@@ -247,7 +246,7 @@ class Learner(TellsUncalled, Checkpointable):
             train_batches = iter([self._builder.of_batches(batches if batch is None else [batch])])
         trained = self.report.num_env_steps_of_all_ranks_lifetime
         self._train(train_batches, options, {NUM_ENV_STEPS_SAMPLED_LIFETIME: trained, **(timesteps or {})})
-        return self.results() if with_results else {}
+        return self.results() if with_results else ReducedMetrics({}, {})
 
     def _train(
         self, train_batches: Iterator[TrainBatch], options: _Options, timesteps: Mapping[str, Any]
@@ -571,7 +570,7 @@ class Learner(TellsUncalled, Checkpointable):
         mine = self.report.mean(name, self.num_minibatches_per_epoch)
         return self.ranks.mean(mine, self.trained_module_ids)
 
-    def results(self) -> dict[str, dict[str, Any]]:
+    def results(self) -> ReducedMetrics:
         """Return the results of the last update, see `update`. Times are means over the updates since the last call."""
         return self.report.results(self)
 

@@ -13,8 +13,8 @@ from torch import Tensor
 
 from rlzmq.core import trace
 from rlzmq.core.errors import NotFiniteError
-from rlzmq.core.metrics import LEARNER_STAGES, METRICS_STATES, MetricsLogger, StageTimers
-from rlzmq.core.names import ALL_MODULES, BATCH_SOURCE, REPLAY_BUFFER_RESULTS
+from rlzmq.core.metrics import LEARNER_STAGES, MetricsLogger, ReducedMetrics, StageTimers
+from rlzmq.core.names import ALL_MODULES, BATCH_SOURCE, LEARNER_CONNECTOR, REPLAY_BUFFER_RESULTS
 from rlzmq.core.update_plan import ReplayRatio
 from rlzmq.learners.batches import BatchSource, TrainBatch
 from rlzmq.learners.optimizers import Optimizers
@@ -29,7 +29,6 @@ Scalar = Tensor | float | Callable[[], Tensor]
 WAIT, UPDATE = "learner_thread_in_queue_wait_timer", "learner_thread_update_timer"
 CONNECTOR = "connector_pipeline_timer"
 FORWARD, BACKWARD, REDUCE = LEARNER_STAGES
-_TIMERS = (WAIT, UPDATE, *LEARNER_STAGES, CONNECTOR)
 
 # Data that make a loss overflow are rare. After this many updates without a step there must be another cause.
 _MAX_UPDATES_IN_VAIN = 10
@@ -88,8 +87,7 @@ class LearnerReport:
         self._earlier: defaultdict[str, dict[str, list[Any]]] = defaultdict(dict)
         self._ended_at: float | None = None
         self._last: tuple[float, float] | None = None  # the last update's seconds, and those of its exchanges
-        self._num_updates = 0
-        self._seconds: dict[str, float] = dict.fromkeys(_TIMERS, 0.0)  # of the updates since the last results
+        self._timers = StageTimers()  # of the updates since the last results
         self.begin(0.0)
 
     # -- an update ---------------------------------------------------------------------------------
@@ -117,10 +115,11 @@ class LearnerReport:
         """Add up the times of the update that `begin` began."""
         waits_since, self._ended_at = self._ended_at, time.perf_counter()
         self._last = self._ended_at - self._began_at, exchanged_s - self._exchanged_s
-        self._num_updates += 1
-        self._seconds[WAIT] += 0.0 if waits_since is None else self._began_at - waits_since
-        self._seconds[UPDATE] += self._last[0]
-        self._seconds[REDUCE] += self._last[1]
+        self._timers.add(WAIT, 0.0 if waits_since is None else self._began_at - waits_since)
+        self._timers.add(UPDATE, self._last[0])
+        self._timers.add(REDUCE, self._last[1])
+        for name in (CONNECTOR, FORWARD, BACKWARD):  # summed up before
+            self._timers.add(name, 0.0)
         if trace.is_on:
             trace.span("update", self._began_at, self._ended_at, weights_version=weights_version)
 
@@ -191,7 +190,7 @@ class LearnerReport:
             start = time.perf_counter()
             batch = next(batches, None)
             end = time.perf_counter()
-            self._seconds[CONNECTOR] += end - start
+            self._timers.add(CONNECTOR, end - start, 0)
             if trace.is_on:
                 trace.span("connector", start, end)
             if batch is None:
@@ -201,8 +200,8 @@ class LearnerReport:
     def add_minibatch(self, start: float, middle: float, end: float, waited_s: float) -> None:
         """Count a minibatch, and add the times of its loss (up to `middle`) and its step, without waits for peers."""
         self.num_gradient_updates_lifetime += 1
-        self._seconds[FORWARD] += middle - start
-        self._seconds[BACKWARD] += end - middle - waited_s
+        self._timers.add(FORWARD, middle - start, 0)
+        self._timers.add(BACKWARD, end - middle - waited_s, 0)
         if trace.is_on:
             trace.span("forward", start, middle)
             trace.span("backward", middle, end)
@@ -274,9 +273,9 @@ class LearnerReport:
 
     # -- results -----------------------------------------------------------------------------------
 
-    def results(self, learner: ReportedLearner) -> dict[str, dict[str, Any]]:
+    def results(self, learner: ReportedLearner) -> ReducedMetrics:
         """Return the results of the last update, see `Learner.update`. Times are means since the last call."""
-        results: dict[str, dict[str, Any]] = dict(self.means(learner.num_minibatches_per_epoch))
+        log = ReducedMetrics({}, {})
         num_trainable = dict.fromkeys(learner.module.keys(), 0)
         num_fixed = 0
         for module_id in num_trainable:
@@ -285,75 +284,76 @@ class LearnerReport:
                     num_trainable[module_id] += parameter.numel()
                 else:
                     num_fixed += parameter.numel()
+        for module_id, means in self.means(learner.num_minibatches_per_epoch).items():
+            log.put("mean", means, module_id)
         for module_id, num_steps in self.batch.num_module_steps.items():
-            module_results = results.setdefault(module_id, {})
-            lifetime = self.num_module_steps_trained_lifetime.get(module_id, 0)
-            module_results |= {
-                "num_module_steps_trained": num_steps,
-                "num_module_steps_trained_lifetime": lifetime,
+            log.put("sum", {"num_module_steps_trained": num_steps}, module_id)
+            of_all_ranks = {
+                "num_module_steps_trained_lifetime": self.num_module_steps_trained_lifetime.get(module_id, 0),
                 "num_trainable_parameters": num_trainable[module_id],
                 "weights_seq_no": learner.weights_seq_no,
                 "num_nonfinite_gradients_skipped": self.num_skipped.get(module_id, 0),
-                "module_train_batch_size_mean": self.minibatch_rows.get(module_id, 0),
             }
+            log.put("item", of_all_ranks, module_id)
+            means = {"module_train_batch_size_mean": self.minibatch_rows.get(module_id, 0)}
             sampled_with = self.batch.mean_weights_seq_no.get(module_id)
             if sampled_with is not None:
-                lag = learner.weights_seq_no - 1 - sampled_with
-                module_results["diff_num_grad_updates_vs_sampler_policy"] = lag
+                means["diff_num_grad_updates_vs_sampler_policy"] = learner.weights_seq_no - 1 - sampled_with
             for entry in learner.optimizers.of_module(module_id):
-                learning_rate = float(entry.optimizer.param_groups[0]["lr"])
-                module_results[f"{entry.name}_learning_rate"] = learning_rate
-        own = learner.metrics.compile() if learner.metrics else None
-        for module_id, values in (own or {}).items():
-            results.setdefault(module_id, {}).update(
-                values if isinstance(values, dict) else {"value": values}
-            )
-        timers, seconds, num_updates = StageTimers(), self._seconds, max(1, self._num_updates)
-        self._seconds, self._num_updates = dict.fromkeys(_TIMERS, 0.0), 0
-        timers.add(CONNECTOR, seconds.pop(CONNECTOR), num_updates)
-        if learner._learner_connector.timers:
-            timers.add_pieces(learner._learner_connector)
-        overall = results.setdefault(ALL_MODULES, {})
-        overall.update(
-            num_env_steps_trained=self.batch.num_env_steps,
-            num_env_steps_trained_lifetime=self.num_env_steps_trained_lifetime,
-            num_module_steps_trained=sum(self.batch.num_module_steps.values()),
-            num_module_steps_trained_lifetime=sum(self.num_module_steps_trained_lifetime.values()),
-            num_trainable_parameters=sum(num_trainable.values()),
-            num_non_trainable_parameters=num_fixed,
-            num_gradient_updates=self.num_minibatches,
-            num_gradient_updates_lifetime=self.num_gradient_updates_lifetime,
-            num_nonfinite_gradients_skipped=sum(self.num_skipped.values()),
-            weights_seq_no=learner.weights_seq_no,
-            learner_connector=timers.reduce(),
-            learner_connector_sum_episodes_length_in=self.batch.num_env_steps,
-            learner_connector_sum_episodes_length_out=self.batch.num_env_steps,
-        )
-        for name, total in seconds.items():
-            overall[name] = total / num_updates
-        if learner.source.keeps_data:
-            self._add_source(overall, learner.source, learner.ranks.num)
-        if own:
-            overall[METRICS_STATES] = own.states
+                means[f"{entry.name}_learning_rate"] = float(entry.optimizer.param_groups[0]["lr"])
+            log.put("mean", means, module_id)
+        of_rank = {
+            "num_env_steps_trained": self.batch.num_env_steps,
+            "num_env_steps_trained_lifetime": self.num_env_steps_trained_lifetime,
+            "num_module_steps_trained": sum(self.batch.num_module_steps.values()),
+            "learner_connector_sum_episodes_length_in": self.batch.num_env_steps,
+            "learner_connector_sum_episodes_length_out": self.batch.num_env_steps,
+        }
+        log.put("sum", of_rank, ALL_MODULES)
+        of_all_ranks = {
+            "num_module_steps_trained_lifetime": sum(self.num_module_steps_trained_lifetime.values()),
+            "num_trainable_parameters": sum(num_trainable.values()),
+            "num_non_trainable_parameters": num_fixed,
+            "num_gradient_updates": self.num_minibatches,
+            "num_gradient_updates_lifetime": self.num_gradient_updates_lifetime,
+            "num_nonfinite_gradients_skipped": sum(self.num_skipped.values()),
+            "weights_seq_no": learner.weights_seq_no,
+        }
+        log.put("item", of_all_ranks, ALL_MODULES)
         if learner.ranks.group is not None and self._last is not None:
-            overall["speedup_over_one_rank"] = learner.ranks.speedup_over_one_rank(*self._last)
+            speedup = learner.ranks.speedup_over_one_rank(*self._last)
+            log.put("mean", {"speedup_over_one_rank": speedup}, ALL_MODULES)
             self._last = None
-        return results
+        if learner.source.keeps_data:
+            self._put_source(log, learner.source, learner.ranks.num)
+        times = self._timers.reduce()
+        of_connector: dict[str, Any] = {CONNECTOR: times.pop(CONNECTOR, 0.0)}
+        if learner._learner_connector.timers:
+            pieces = StageTimers()
+            pieces.add_pieces(learner._learner_connector)
+            of_connector |= pieces.reduce()
+        log.put("mean", times, ALL_MODULES)
+        log.put("mean", of_connector, ALL_MODULES, LEARNER_CONNECTOR)
+        if learner.metrics:
+            own = learner.metrics.compile()
+            for name, got in own.items():
+                log.setdefault(name, {}).update(got if isinstance(got, dict) else {"value": got})
+            log.states |= own.states
+        return log
 
-    def _add_source(self, overall: dict[str, Any], source: BatchSource, num_ranks: int) -> None:
+    def _put_source(self, log: ReducedMetrics, source: BatchSource, num_ranks: int) -> None:
         """Add the counts of a source that keeps data, and its own metrics."""
-        overall[BATCH_SOURCE] = counts = {
-            "source_id": source.source_id,
-            "num_ranks": num_ranks,
+        held = {
             "num_env_steps": source.num_env_steps,
-            "num_added": source.num_added,
             "num_bytes": source.num_bytes,
             "num_agent_steps_not_kept": source.num_agent_steps_not_kept,
         }
+        facts = {"source_id": source.source_id, "num_ranks": num_ranks, "num_added": source.num_added}
         if isinstance(ratio := source.progress, ReplayRatio) and ratio.num_counted:
-            counts["train_ratio"] = self.num_env_steps_of_all_ranks_lifetime / ratio.num_counted
-        if metrics := source.get_metrics():
-            overall[REPLAY_BUFFER_RESULTS] = metrics
+            facts["train_ratio"] = self.num_env_steps_of_all_ranks_lifetime / ratio.num_counted
+        log.put("sum", held, ALL_MODULES, BATCH_SOURCE)
+        log.put("item", facts, ALL_MODULES, BATCH_SOURCE)
+        log.put("sum", source.get_metrics(), ALL_MODULES, REPLAY_BUFFER_RESULTS)
 
 
 @torch.no_grad()

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-from rlzmq.core.metrics import MetricsLogger, Stat, StatsBase
+from rlzmq.core.metrics import MetricsLogger, ReducedMetrics, Stat, StatsBase
 
 
 @pytest.mark.parametrize(
@@ -42,6 +42,18 @@ def test_window_survives_reduce_and_is_bounded() -> None:
     assert logger.reduce() == {"x": 8.0}
     logger.log_value("x", 100)
     assert logger.peek("x") == (8 + 9 + 100) / 3
+
+
+def test_values_that_were_put_are_merged_by_their_reductions() -> None:
+    root = MetricsLogger()
+    for loss, num in ((1.0, 3), (2.0, 5)):
+        reduced = ReducedMetrics({}, {})
+        reduced.put("mean", {"loss": loss}, "p0")
+        reduced.put("sum", {"steps": {"p0": num}, "rate": loss}, "all", "buffer")
+        reduced.put("item", {"lifetime": 10 * num}, "all")
+        root.aggregate([reduced], key="learners")
+    of_all = {"buffer": {"steps": {"p0": 8}, "rate": 1.5}, "lifetime": 50}
+    assert root.reduce() == {"learners": {"p0": {"loss": 1.5}, "all": of_all}}
 
 
 def test_an_ema_that_another_process_reports_in_parts_is_that_of_all_values() -> None:
@@ -239,27 +251,3 @@ def test_tensors_and_numpy_numbers_become_plain_numbers(reduce: str, window: int
     here, there = logger.reduce()["p0"], merged.reduce()["p0"]
     assert here["mine"] == there["mine"]
     json.dumps([here, there])
-
-
-def test_learners_results_are_merged_by_what_their_numbers_are() -> None:
-    own = MetricsLogger()
-    own.log_value(("p0", "mean_weight"), 3.0, window=1)
-
-    def of_rank(loss: float) -> dict[str, Any]:
-        return {
-            "p0": {"total_loss": loss, "num_module_steps_trained": 10, "other": 9.0},
-            "__all_modules__": {
-                "num_env_steps_trained_lifetime": 40,
-                "learner_connector": {"timers": {"a": loss}},
-                "metrics_states": own.reduce(compile=False) if loss == 1.0 else {},
-            },
-        }
-
-    run = MetricsLogger()
-    run.aggregate([of_rank(1.0)], key="learners")
-    run.aggregate([of_rank(2.0)], key="learners")
-    merged = run.reduce()["learners"]
-    assert merged["p0"]["total_loss"] == 1.5
-    assert merged["p0"]["num_module_steps_trained"] == 20
-    assert merged["__all_modules__"]["num_env_steps_trained_lifetime"] == 40
-    assert merged["__all_modules__"]["learner_connector"] == {"timers": {"a": 1.5}}
