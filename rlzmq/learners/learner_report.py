@@ -170,8 +170,7 @@ class LearnerReport:
             )
         self.num_env_steps_trained_lifetime += self.batch.num_env_steps
         self.num_env_steps_of_all_ranks_lifetime += self.num_env_steps
-        for module_id, num_steps in self.num_module_steps.items():
-            self.num_module_steps_trained_lifetime[module_id] += num_steps
+        self.num_module_steps_trained_lifetime.update(self.num_module_steps)
         if self.num_skipped:
             _logger.warning(
                 "rank %d, weights version %d: NaN or infinite gradients, no step taken on %s of %d "

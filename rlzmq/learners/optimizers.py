@@ -229,11 +229,7 @@ class Optimizers:
 
     def by_module(self, module_ids: Iterable[str]) -> dict[str, list[RegisteredOptimizer]]:
         """Return the optimizers that step when these modules are trained; those of `ALL_MODULES` come last."""
-        found: dict[str, list[RegisteredOptimizer]] = {}
-        for module_id in (*module_ids, ALL_MODULES):
-            if module_id in self._by_module:
-                found[module_id] = self._by_module[module_id]
-        return found
+        return {m: self._by_module[m] for m in (*module_ids, ALL_MODULES) if m in self._by_module}
 
     def schedule(self, module_id: str, settings: Mapping[str, Any]) -> None:
         """Let a module's settings follow their schedules, from the first value on."""
@@ -340,10 +336,10 @@ _add_param_group = torch.optim.Optimizer.add_param_group
 
 
 class _Known(NamedTuple):
-    """The tensors of a group, all parameters and states that they depend on, and their steps as one tensor or array."""
+    """The tensors of a group, all parameters and states that they depend on, and the tensor of its steps."""
 
     held: list[Tensor]
-    counter: Any
+    counter: Tensor
     columns: tuple[list[Tensor], list[Tensor], list[Tensor]]
 
 
@@ -425,11 +421,8 @@ class LeanAdam(torch.optim.Adam):
                 state["step"] = element
             columns = [[state[name] for state in states] for name in ("exp_avg", "exp_avg_sq", "step")]
             held = [*parameters, *chain.from_iterable(map(dict.values, self.state.values()))]
-            # On the CPU as an array that shares its memory: NumPy adds in a tenth of torch's time.
-            steps: Any = counter.numpy() if counter.is_cpu else counter
-            mine = known[index] = _Known(held, steps, (columns[0], columns[1], columns[2]))
-        steps = mine.counter
-        steps += 1
+            mine = known[index] = _Known(held, counter, (columns[0], columns[1], columns[2]))
+        mine.counter.add_(1)
         return mine.columns
 
     def _new_state(self, parameter: Tensor) -> dict[str, Any]:

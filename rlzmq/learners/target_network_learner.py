@@ -206,10 +206,6 @@ def discounts(batch: Mapping[str, Any], gamma: float) -> Tensor:
 
 def error_loss(values: Tensor, targets: Tensor, kind: ErrorLoss) -> Tensor:
     """Return the loss of each element; checks of torch's functions would take longer than they do."""
-    functions: Any = torch._C._nn
-    losses: Tensor = (
-        functions.huber_loss(values, targets, 0, 1.0)
-        if kind == "huber"
-        else functions.mse_loss(values, targets, 0)
-    )
+    function = torch._C._nn.huber_loss if kind == "huber" else torch._C._nn.mse_loss
+    losses: Tensor = function(values, targets, 0)  # type: ignore[arg-type]
     return losses

@@ -67,8 +67,7 @@ def mean_loss(
     """
     targets_B = (rewards_B + discounts_B * next_q_B).detach()
     q_B = q_BA.gather(1, actions_B[:, None]).squeeze(1)
-    losses_B = error_loss(q_B, targets_B, kind)
-    return DQNLoss((weights_B * losses_B).mean(), q_B.detach(), targets_B)
+    return DQNLoss((weights_B * error_loss(q_B, targets_B, kind)).mean(), q_B.detach(), targets_B)
 
 
 def project_distribution(
