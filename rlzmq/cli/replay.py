@@ -70,37 +70,37 @@ def replay(options: ReplayOptions) -> int:
 
 
 def _replay_run(options: ReplayOptions) -> int:
-    from rlzmq.algorithms.replay import Mismatch, Replay
+    from rlzmq.algorithms.recorded_run import Mismatch, RecordedRun
 
     first, last = _range_of(options.updates)
     bound = None if options.until is None else Bound.parse(options.until)
-    replay = Replay(options.path, trust=options.trust)
-    for note in replay.notes:
+    recorded = RecordedRun(options.path, trust=options.trust)
+    for note in recorded.notes:
         print(f"note        {printable(note)}")
-    print(f"recorded    updates {replay.versions[0]} to {replay.versions[-1]}", flush=True)
+    print(f"recorded    updates {recorded.versions[0]} to {recorded.versions[-1]}", flush=True)
     num_equal = num_repeated = 0
     try:
-        for update in replay.updates(first, last):
+        for update in recorded.updates(first, last):
             num_repeated += 1
             num_equal += update.is_compared
             if num_repeated % _SAY_EVERY == 1:
-                _say_begin(replay)
+                _say_begin(recorded)
                 print(f"update      {update.version}", flush=True)
             if bound is not None and num_repeated == 1:
                 bound.check(update.results)
             crossed = None if bound is None else bound.crossed_by(update.results)
             if crossed is not None:
                 print(f"stopped     at update {update.version}: {printable(crossed)}, bound {options.until}")
-                _leave(replay, options)
+                _leave(recorded, options)
                 break
     except Mismatch as error:
         print(f"DIFFERS     {printable(str(error))}")
-        _leave(replay, options)
+        _leave(recorded, options)
         return _EXIT_DIFFERS
     except Exception:
-        if replay.current is not None and not replay.current.results:
-            print(f"raises      update {replay.current.version}, see below")
-            _leave(replay, options)
+        if recorded.current is not None and not recorded.current.results:
+            print(f"raises      update {recorded.current.version}, see below")
+            _leave(recorded, options)
         raise
     print(
         f"replayed    {num_repeated} updates: the weights after {num_equal} of them equal the recorded ones, "
@@ -126,20 +126,20 @@ def _range_of(text: str | None) -> tuple[int | None, int | None]:
     return first, last
 
 
-def _say_begin(replay: Any) -> None:
-    while replay.began_at:
-        print(f"begins with {printable(replay.began_at.pop(0))}")
+def _say_begin(recorded: Any) -> None:
+    while recorded.began_at:
+        print(f"begins with {printable(recorded.began_at.pop(0))}")
 
 
-def _leave(replay: Any, options: ReplayOptions) -> None:
+def _leave(recorded: Any, options: ReplayOptions) -> None:
     """Write the current update for a debugger, and print how to load it."""
-    version = replay.current.version
-    path = replay.save(options.path / "replay" / f"{version:06d}")
+    version = recorded.current.version
+    path = recorded.save(options.path / "replay" / f"{version:06d}")
     trust = f", trust={options.trust}" if options.trust else ""
     load = f"learner, update = load_update({str(path)!r}{trust})"
     print(f"left        {path}: the learner before update {version}, and the batches that it trained")
     print("in Python:")
-    print(f"  from rlzmq.algorithms.replay import load_update; {load}")
+    print(f"  from rlzmq.algorithms.recorded_run import load_update; {load}")
     print("  learner.update(**update)  # repeats it", flush=True)
 
 

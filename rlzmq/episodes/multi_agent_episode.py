@@ -126,7 +126,7 @@ class MultiAgentEpisode(MultiAgentGetters):
         terminateds, truncateds = terminateds or {}, truncateds or {}
         if observations:
             self._check_given(num_steps, observations, infos, actions, rewards, extra_model_outputs)
-            self._replay(
+            self._add_steps(
                 num_steps,
                 _padded(observations, num_steps + 1),
                 _padded(infos, num_steps + 1),
@@ -162,7 +162,7 @@ class MultiAgentEpisode(MultiAgentGetters):
                     f"{self._where()}: expected {name} of {num_steps} env steps, got {len(data)}."
                 )
 
-    def _replay(
+    def _add_steps(
         self,
         num_steps: int,
         observations: Sequence[Mapping[Any, Any]],

@@ -12,7 +12,7 @@ import pytest
 from recovery_runs import kill
 
 from rlzmq import Algorithm, APPOConfig, ConfigurationError, IMPALAConfig, PPOConfig, PPOLearner
-from rlzmq.algorithms.replay import Mismatch, RepeatedUpdate, Replay, load_update
+from rlzmq.algorithms.recorded_run import Mismatch, RecordedRun, RepeatedUpdate, load_update
 from rlzmq.cli.main import main
 from rlzmq.connectors.env_to_module import MeanStdFilter
 from rlzmq.core.errors import CheckpointError
@@ -68,7 +68,7 @@ def weights_of(algo: Any) -> WeightsDigest:
 
 
 def replayed(path: Path, *, config: Any = None, **options: Any) -> list[RepeatedUpdate]:
-    return list(Replay(path, config=config).updates(**options))
+    return list(RecordedRun(path, config=config).updates(**options))
 
 
 def on_a_source(directory: Path, kind: str) -> Any:
@@ -99,17 +99,17 @@ def test_a_recorded_run_is_repeated_bit_for_bit(case: str, tmp_path: Path) -> No
         for _ in range(2):
             algo.train()
         last = weights_of(algo)
-    replay = Replay(tmp_path, config=config)
-    assert replay.notes == []
-    done = list(replay.updates())
+    recorded = RecordedRun(tmp_path, config=config)
+    assert recorded.notes == []
+    done = list(recorded.updates())
     assert [update.version for update in done] == list(range(1, len(done) + 1))
     assert len(done) >= 5
     assert all(update.is_compared for update in done)
-    assert len(replay.began_at) == 2
+    assert len(recorded.began_at) == 2
     if case in ("appo", "replay"):
         assert max(len(update.batches) for update in done) > 1, "the buffer gave no batch twice"
     # What is left for a debugger is the last update, and makes the same weights.
-    learner, update = load_update(replay.save(tmp_path / "left"), config=config)
+    learner, update = load_update(recorded.save(tmp_path / "left"), config=config)
     assert first_difference(last, digest_weights(learner.get_state("rl_module")["rl_module"]))
     learner.update(**update)
     assert first_difference(last, digest_weights(learner.get_state("rl_module")["rl_module"])) is None
@@ -117,7 +117,7 @@ def test_a_recorded_run_is_repeated_bit_for_bit(case: str, tmp_path: Path) -> No
         for path in (tmp_path / "shards").iterdir():
             path.unlink()
         with pytest.raises(ConfigurationError, match="shards"):
-            list(Replay(tmp_path, config=config).updates())
+            list(RecordedRun(tmp_path, config=config).updates())
 
 
 async def test_a_killed_broker_and_a_killed_learner_leave_one_lineage(tmp_path: Path) -> None:
@@ -137,14 +137,14 @@ async def test_a_killed_broker_and_a_killed_learner_leave_one_lineage(tmp_path: 
         last = (await algo.get_state("learner_group"))["learner_group"]["learner"]
     assert result["fault_tolerance"]["num_broker_restarts"] == 1
     assert result["fault_tolerance"]["num_learner_rollbacks"] == 1
-    replay = Replay(tmp_path)
+    recorded = RecordedRun(tmp_path)
     went_back = state["weights_seq_no"]
-    assert any(f"went back to weights version {went_back}:" in note for note in replay.notes)
-    assert replay.versions == list(range(1, last["weights_seq_no"] + 1))
-    done = list(replay.updates())
-    assert [update.version for update in done] == replay.versions
+    assert any(f"went back to weights version {went_back}:" in note for note in recorded.notes)
+    assert recorded.versions == list(range(1, last["weights_seq_no"] + 1))
+    done = list(recorded.updates())
+    assert [update.version for update in done] == recorded.versions
     assert all(update.is_compared for update in done)
-    assert len(replay.began_at) == 2, "one for each learner process"
+    assert len(recorded.began_at) == 2, "one for each learner process"
 
 
 @pytest.mark.parametrize("fault", ["record.begun@learner-0:kill:6", "arrivals.trained:kill:3"])
@@ -159,10 +159,10 @@ async def test_a_learner_killed_in_an_update_or_while_it_writes(
     assert (tmp_path / "fired").exists()
     monkeypatch.delenv("RLZMQ_FAULT")
     version = result["learners"]["default_policy"]["weights_seq_no"]
-    replay = Replay(tmp_path)
-    assert replay.versions == list(range(1, version + 1))
-    assert all(update.is_compared for update in replay.updates())
-    assert any("cut off at byte" in note for note in replay.notes) == fault.startswith("record.begun")
+    recorded = RecordedRun(tmp_path)
+    assert recorded.versions == list(range(1, version + 1))
+    assert all(update.is_compared for update in recorded.updates())
+    assert any("cut off at byte" in note for note in recorded.notes) == fault.startswith("record.begun")
 
 
 def test_a_resumed_run_goes_on_in_the_same_log_and_is_replayed_from_its_checkpoints(
@@ -177,18 +177,18 @@ def test_a_resumed_run_goes_on_in_the_same_log_and_is_replayed_from_its_checkpoi
                 algo.save_checkpoint()
         first = weights_of(algo)
     assert [u.version for u in replayed(run)] == [1, 2, 3, 4, 5]
-    replay = Replay(run)
-    assert [u.version for u in replay.updates(5)] == [5]
-    assert "the checkpoint" in replay.began_at[0]
-    assert "after update 3" in replay.began_at[0]
+    recorded = RecordedRun(run)
+    assert [u.version for u in recorded.updates(5)] == [5]
+    assert "the checkpoint" in recorded.began_at[0]
+    assert "after update 3" in recorded.began_at[0]
     with Algorithm.resume(run, config=config) as algo:
         for _ in range(3):
             algo.train()
         second = weights_of(algo)
         algo.save_checkpoint()
-    replay = Replay(run)
-    assert replay.notes == ["the run went back to weights version 3: updates 4 to 5 are void"]
-    assert [u.version for u in replay.updates()] == [1, 2, 3, 4, 5, 6]
+    recorded = RecordedRun(run)
+    assert recorded.notes == ["the run went back to weights version 3: updates 4 to 5 are void"]
+    assert [u.version for u in recorded.updates()] == [1, 2, 3, 4, 5, 6]
     assert first_difference(first, second) is not None
     assert main(["replay", str(run), "--updates", "2..4"]) == 0
     out = capsys.readouterr().out
@@ -197,9 +197,9 @@ def test_a_resumed_run_goes_on_in_the_same_log_and_is_replayed_from_its_checkpoi
     # A checkpoint of the lineage that was given up is not begun with.
     shutil.copytree(run / "checkpoints" / "000006", run / "checkpoints" / "000005")
     shutil.rmtree(run / "checkpoints" / "000003")
-    replay = Replay(run)
-    assert [u.version for u in replay.updates(2, 3)] == [2, 3]
-    assert "000001.arrivals" in replay.began_at[0]
+    recorded = RecordedRun(run)
+    assert [u.version for u in recorded.updates(2, 3)] == [2, 3]
+    assert "000001.arrivals" in recorded.began_at[0]
 
 
 @pytest.fixture(scope="module")
@@ -259,7 +259,7 @@ def test_a_directory_without_a_log_says_how_to_record_one(
     assert "rlzmq train --record" in capsys.readouterr().err
     (tmp_path / "000001.arrivals").write_bytes(b"something else of some length")
     with pytest.raises(ConfigurationError, match="not an arrival log of this release"):
-        Replay(tmp_path)
+        RecordedRun(tmp_path)
     with pytest.raises(CheckpointError):
         load_update(tmp_path)
 
@@ -279,9 +279,9 @@ def test_a_torn_log_is_replayed_up_to_where_it_is_whole(recorded: Path, tmp_path
     last = ends[-1]
     cut = next(end for end in reversed(ends) if end < last)
     log.write_bytes(whole[: cut + 5])
-    replay = Replay(tmp_path)
-    assert f"cut off at byte {cut}" in replay.notes[0]
-    assert [update.is_compared for update in replay.updates()] == [True, True, True, False]
+    torn = RecordedRun(tmp_path)
+    assert f"cut off at byte {cut}" in torn.notes[0]
+    assert [update.is_compared for update in torn.updates()] == [True, True, True, False]
     altered = bytearray(whole)
     altered[ends[3] + 20] ^= 1
     log.write_bytes(altered)
@@ -322,9 +322,9 @@ def test_weights_that_differ_are_reported_with_update_parameter_and_size(
     with config.build() as algo:
         for _ in range(4):
             algo.train()
-    replay = Replay(tmp_path, config=config)
+    recorded = RecordedRun(tmp_path, config=config)
     with pytest.raises(Mismatch, match=r"update 3: .* default_policy/\S+ differs") as caught:
-        list(replay.updates())
+        list(recorded.updates())
     assert 0 < float(str(caught.value).partition("by about ")[2].split()[0]) < 1
     with monkeypatch.context() as of_somebody:
         of_somebody.setenv("XDG_STATE_HOME", str(tmp_path / "somebody"))

@@ -1,4 +1,4 @@
-"""Replay: repeats a recorded run's learner updates in one process, without environments.
+"""RecordedRun: repeats a recorded run's learner updates in one process, without environments.
 
     arrival log ─► the surviving lineage ─► a learner with the recorded state ─► the same updates, digests compared
 
@@ -35,7 +35,7 @@ from rlzmq.roles.learner_link import BatchCheck, decode_steps
 from rlzmq.roles.learner_role import make_learner
 from rlzmq.wire.payloads import pack_blob, unpack_blob
 
-__all__ = ["Mismatch", "RepeatedUpdate", "Replay", "learner_of", "load_update"]
+__all__ = ["Mismatch", "RecordedRun", "RepeatedUpdate", "learner_of", "load_update"]
 
 
 _UPDATE = "update"
@@ -48,7 +48,7 @@ def load_update(
     """Return a learner before an update, and the update's data: ``learner.update(**update)`` repeats it.
 
     Args:
-        path: A directory written by `Replay.save`.
+        path: A directory written by `RecordedRun.save`.
         config: Replaces the stored config, which lacks code; None: the stored one.
         trust: Packages whose code somebody else's directory may name.
 
@@ -137,7 +137,7 @@ class RepeatedUpdate:
     is_compared: bool = False
 
 
-class Replay:
+class RecordedRun:
     """Repeats the updates in an arrival log that led to the final weights (its lineage).
 
     Args:
