@@ -86,7 +86,7 @@ FAULTS: dict[str, tuple[set[str], Callable[[], Any]]] = {
         lambda: ppo(Unrewarding, lambda_=0.0),
     ),
     "lr is 0": ({"no learning rate"}, lambda: ppo(lr=0.0)),
-    "lr is far too high": ({"ratios clipped", "KL too high", "entropy gone"}, lambda: ppo(lr=3.0)),
+    "lr is far too high": ({"ratios clipped", "KL too high", "entropy gone"}, lambda: ppo(lr=1.0)),
     "the loss is multiplied by 0": (
         {"no gradients"},
         lambda: ppo(learner_class=LossOfNothing),

@@ -110,13 +110,17 @@ _CHECKS = [  # the likeliest root first
         "Lower lr or num_epochs, or raise minibatch_size",
         above=0.8,
     ),
-    _Check(
-        "KL too high",
-        "kl_to_limit",
-        "an update moves the policy by a KL divergence of {mean_kl_loss:.3g}, far above "
-        "kl_target={kl_target:g}",
-        "Lower lr or num_epochs, or set target_kl",
-        above=1.0,
+    *(
+        _Check(
+            "KL too high",
+            "kl_to_limit",
+            "an update moves the policy by a KL divergence of {mean_kl_loss:.3g}, far above "
+            "kl_target={kl_target:g}",
+            "Lower lr or num_epochs, or set target_kl",
+            above=limit,
+            patience=patience,
+        )
+        for limit, patience in ((3.0, 1), (1.0, 3))
     ),
     _Check(
         "entropy gone",
@@ -300,7 +304,8 @@ def _module_numbers(
     largest_gradient = max(gradients, default=nan)
     clips_norm = settings["grad_clip_by"] == "global_norm"
 
-    entropy, before = numbers.get("entropy", nan), _get(first, "entropy", nan)
+    entropy = numbers.get("entropy", nan)
+    before = _get(first, "sampled_entropy", _get(first, "entropy", nan))  # the first update may end it
     is_density = entropy < 0.0
     least_entropy = before - 3.5 * max(1.0, abs(before) / 1.42) if is_density else 0.03 * before
 

@@ -259,6 +259,7 @@ class PPOLearner(TorchLearner):
                 "clip_fraction": is_clipped.float().mean(),
                 "approx_kl": rows.approx_kl(),
                 "advantages_std": rows.advantages.std(correction=0),
+                "sampled_entropy": -rows.old_logp.mean(),
             }
             if rows.values is not None and rows.targets is not None:
                 error = (rows.targets - rows.values).double()
