@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import logging
+import sys
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
@@ -58,6 +59,11 @@ class AlgorithmConfig(BaseConfig):
     _algorithm: ClassVar[str] = ""  # public name of its Algorithm class
     _learner_class: ClassVar[str] = "rlzmq.learners.learner:TorchLearner"
     _module_class: ClassVar[str] = ""  # the default actor-critic
+
+    def __init_subclass__(cls, **kwargs: object) -> None:
+        super().__init_subclass__(**kwargs)
+        if cls.__module__.startswith("rlzmq."):  # import rlzmq.algorithms.ppo as ppo; ppo.PPO
+            vars(sys.modules[cls.__module__])["__getattr__"] = vars(sys.modules["rlzmq"])["__getattr__"]
 
     @classmethod
     def preset(cls, name: str, env: Any = None) -> Self:

@@ -120,9 +120,7 @@ class PolicySpec(RLModuleSpec):
         config: Mapping[str, Any] | None = None,
     ) -> None:
         if policy_class is not None:
-            raise ValueError(
-                f"PolicySpec(policy_class={policy_class!r}): expected None. Use an RLModuleSpec."
-            )
+            raise ValueError(f"policy_class={policy_class!r}: expected None. Use an RLModuleSpec.")
         super().__init__(observation_space=observation_space, action_space=action_space)
         self.config: dict[str, Any] = dict(config or {})
 
@@ -234,12 +232,7 @@ def wrap_atari_for_new_api_stack(
     """Return an Atari env with Gymnasium's preprocessing: ``[dim, dim, framestack or 1]`` in [0, 1]."""
     wrappers = gym.wrappers
     env = wrappers.AtariPreprocessing(
-        env,
-        screen_size=dim,
-        frame_skip=frameskip,
-        grayscale_obs=grayscale,
-        grayscale_newaxis=True,
-        scale_obs=True,
+        env, 30, frameskip, dim, grayscale_obs=grayscale, grayscale_newaxis=True, scale_obs=True
     )
     if not framestack:
         return env

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import dis
 import importlib
 import importlib.machinery
@@ -27,6 +28,10 @@ __all__ = [
     "import_optional",
     "names_to_load",
 ]
+
+
+# What RLlib has in `ray.rllib.core`, which is also a package here, and rlzmq's own does not have.
+_RLLIB_CORE = ("columns", "distribution", "learner", "models", "rl_module", "testing")
 
 
 class LazyModule:
@@ -98,7 +103,8 @@ class _RLlibModule(ModuleType):
         for module in () if name.startswith("__") else map(importlib.import_module, places):
             if hasattr(module, name):
                 return getattr(module, name)
-        raise AttributeError(f"module {self.__name__!r} has no attribute {name!r}")
+        hint = "" if name.startswith("__") else self.__spec__.loader.hint(name)  # type: ignore[union-attr]
+        raise AttributeError(f"module {self.__name__!r} has no attribute {name!r}{hint}")
 
     def __reduce__(self) -> tuple[Callable[[str], ModuleType], tuple[str]]:
         return importlib.import_module, (self.__name__,)  # in functions and classes that are sent to actors
@@ -128,6 +134,8 @@ class MissingNameFinder:
             ModuleNotFoundError: A module of the package is imported (``import rlzmq.x``); the text names the whole
                 path.
         """
+        if isinstance(target, _RLlibModule):
+            return target.__spec__
         if not fullname.startswith("rlzmq."):
             return None
         wanted, package = _being_imported(sys._getframe(1))
@@ -136,9 +144,14 @@ class MissingNameFinder:
         name = wanted.rpartition(".")[2]
         home = RLLIB_PACKAGES.get(fullname.split(".")[1])
         if package is None:
-            if home and not instead_of_algorithm(name):
+            parent, _, last = fullname.rpartition(".")
+            ours = [] if parent == "rlzmq" else [module.name for module in iter_modules(path)]
+            near = difflib.get_close_matches(last, ours, cutoff=0.8)
+            known = last in _RLLIB_CORE if parent == "rlzmq.core" else home and not instead_of_algorithm(last)
+            if known and not near:
                 return importlib.machinery.ModuleSpec(fullname, self, is_package=True)  # type: ignore[arg-type]
-            raise ModuleNotFoundError(f"No module named {wanted!r}{self._module_hint(wanted)}", name=wanted)
+            hint = f". Did you mean {parent}.{near[0]}?" if near else self.hint(name)
+            raise ModuleNotFoundError(f"No module named {wanted!r}{hint}", name=wanted)
         try:
             if home == "rlzmq":  # as in RLlib: from rlzmq.algorithms.ppo import PPO
                 setattr(package, name, getattr(sys.modules[home], name))
@@ -160,14 +173,9 @@ class MissingNameFinder:
 
     def hint(self, name: str) -> str:
         """Return the end of a sentence about a missing public name."""
-        instead = f"from rlzmq import {name}" if name in self._exports else instead_of(name, self._exports)
+        ours = next((one for one in self._exports if one.lower() == name.replace("_", "").lower()), None)
+        instead = f"from rlzmq import {ours}" if ours else instead_of(name, self._exports)
         return f". Instead: {instead}." if instead else f".{did_you_mean(name, self._exports)}"
-
-    def _module_hint(self, path: str) -> str:
-        last = path.rpartition(".")[2]
-        names = [name for name in self._exports if name.lower() == last.replace("_", "")]
-        instead = instead_of_algorithm(last) or f"from rlzmq import {', '.join(names) or '…'}"
-        return f". Instead: {instead}."
 
 
 def _being_imported(frame: FrameType | None) -> tuple[str | None, ModuleType | None]:

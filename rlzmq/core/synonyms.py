@@ -297,7 +297,7 @@ _INSTEAD = _by_word(
         "Policy.load(path) to act, PPO.from_checkpoint(path) to train": (
             "from_checkpoint load load_from_checkpoint"
         ),
-        "algo.restore(path), or PPO.from_checkpoint(path)": "load_checkpoint",
+        "algo.restore(path), or PPO.from_checkpoint(path)": "load_checkpoint import_model",
         "algo.save(path)": "save_model save export_policy_checkpoint",
         "env_runners(num_env_runners=…)": "rollouts",
         "env_runners(explore=…); DQN has training(epsilon=…)": "exploration",
@@ -316,12 +316,15 @@ _INSTEAD = _by_word(
         "checkpointing(checkpoint_replay=True): checkpoints have it": "save_replay_buffer load_replay_buffer",
         "nothing: a buffer stores each observation once": "optimize_memory_usage",
         "nothing: leave it out": (
-            "_init_setup_model monitor_wrapper create_eval_env policy_map_capacity observation_fn"
+            "_init_setup_model monitor_wrapper create_eval_env policy_map_capacity observation_fn Verbosity "
+            "set_training_mode"
         ),
         "nothing: only the new API stack exists": (
             "_enable_new_api_stack _enable_rl_module_api _enable_learner_api _disable_preprocessor_api"
         ),
-        "`rlzmq train --log tb`, or callbacks(…)": "logger set_logger logger_creator logger_config",
+        "`rlzmq train --log tb`, or callbacks(…)": (
+            "logger set_logger logger_creator logger_config tensorboard_log UnifiedLogger"
+        ),
         "evaluation(evaluation_config={'env': …})": "eval_env",
         "nothing: algo.keep_checkpoints(directory) keeps the best one, too": "best_model_save_path",
         "evaluation(evaluation_config={'explore': False})": "deterministic eps_test",
@@ -333,12 +336,9 @@ _INSTEAD = _by_word(
         "algo.env_runner_group.sample(…)": "rollout_buffer rollout_buffer_class collect_rollouts",
         "algo.get_module() with algo = PPO.from_checkpoint(path)": "model state_dict get_weights",
         "algo.eval_env_runner_group": "evaluation_workers",
-        "algo.config": "get_config",
-        "config.build(), for another config": "reset_config",
+        "algo.config, or config.build() for another one": "get_config reset_config",
         "algo.stop()": "cleanup close",
-        "PPO.from_checkpoint(path)": "import_model",
         "nothing: checkpoints have what connectors such as MeanStdFilter count": "get_vec_normalize_env",
-        "nothing: a policy only acts": "set_training_mode",
         "policy.reset(), which begins with the initial state": "get_initial_state",
         "nothing, or TD3, which has policy_delay": "policy_frequency",
         "nothing: there is no state-dependent exploration": "use_sde use_sde_at_warmup sde_sample_freq",
@@ -346,7 +346,6 @@ _INSTEAD = _by_word(
         "nothing: processes have no quota; env_runners(num_env_runners=…) sets how many there are": (
             "num_cpus_per_worker"
         ),
-        "`rlzmq train --log tb`": "tensorboard_log",
         "debugging(log_level=…)": "verbose",
         "callbacks(MyCallback)": "callback",
         _VECTOR: (
@@ -360,9 +359,9 @@ _INSTEAD = _by_word(
         "nothing: the default networks take images as they are": "VecTransposeImage",
         "env.unwrapped, or env.get_wrapper_attr(name)": "unwrap_wrapper is_wrapped",
         "`rlzmq doctor`": "get_system_info",
-        "`rlzmq train --log tb,wandb`": "configure Logger SummaryWriter wandb",
+        "`rlzmq train --log tb,wandb`": "configure Logger SummaryWriter wandb WandbCallback",
         "the value itself": "constant_fn",
-        "`rlzmq plot RUN…`, or the lines of metrics.jsonl": "ts2xy",
+        "`rlzmq plot RUN…`, or the lines of metrics.jsonl": "results_plotter plot_results load_results ts2xy",
         "an env with a Dict observation that has an action_mask": "ActionMasker",
         "an algorithm's config: PPOConfig": "Args Config AlgorithmSpec DEFAULT_CONFIG",
         "torch.nn.init": "layer_init normc_initializer",
@@ -377,13 +376,12 @@ _INSTEAD = _by_word(
         "gymnasium's; config.environment(…) takes its ids and classes": "make make_env Env",
         "EpisodeReplayBuffer": "VectorReplayBuffer",
         "a list as the value: training(lr=[(0, 3e-4), (1_000_000, 0.0)])": (
-            "get_schedule_fn linear_schedule get_linear_fn LinearSchedule"
+            "get_schedule_fn linear_schedule get_linear_fn LinearSchedule Scheduler"
         ),
         "debugging(seed=…)": "set_random_seed seed_everything update_global_seed_if_necessary",
         "a condition in the loop of algo.train()": "StopTrainingOnNoModelImprovement StopTrainingOnMaxEpisodes",
         "a test of the return in the loop, or `rlzmq train --stop return=…`": "StopTrainingOnRewardThreshold",
         "TD3Config().training(exploration_noise=…)": "NormalActionNoise OrnsteinUhlenbeckActionNoise",
-        "`rlzmq plot RUN…`": "results_plotter plot_results load_results",
         "numpy.mean": "safe_mean",
         "register_env": "register",
         "from rlzmq import PPOConfig": "rllib agents common",
@@ -396,7 +394,6 @@ _INSTEAD = _by_word(
             "MlpPolicy CnnPolicy MultiInputPolicy ActorCriticPolicy"
         ),
         "PrioritizedEpisodeReplayBuffer": "PrioritizedReplayBuffer",
-        "`rlzmq train --log wandb`": "WandbCallback",
         "nothing: `rlzmq train` shows its progress": "ProgressBarCallback",
         "nothing: a run directory has all settings": "HParam",
         "HindsightEpisodeReplayBuffer": "HerReplayBuffer",
@@ -408,23 +405,26 @@ _INSTEAD = _by_word(
         "nothing: there is no cluster; algo.stop() ends a run": "shutdown",
         _OWN_LOOP: "add_rllib_example_script_args run_rllib_example_script_experiment",
         "get_trainable_cls": "get_algorithm_class",
-        "nothing: there is no TensorFlow": "try_import_tf",
+        "nothing: PyTorch is the only framework": "try_import_tf try_import_jax",
         "tensor.detach().cpu().numpy()": "convert_to_numpy",
         "torch.as_tensor(array)": "convert_to_torch_tensor",
         "torch.nn.functional.one_hot or numpy.eye(n)[index]": "one_hot",
         "torch.softmax": "softmax",
         '"state"': "ENV_STATE",
+        '"__env__"': "INPUT_ENV_SPACES",
+        "gymnasium.spaces.Sequence": "Repeated",
+        "gymnasium.spaces.Box, and a division by the sum in the env": "Simplex",
+        "value if isinstance(value, list) else [value]": "force_list",
+        "result['timers'], whose keys name the stages": "SAMPLE_TIMER",
+        "OptunaSearch, or another one of rlzmq.tune.search": "HyperOptSearch",
         '"encoder_out"': "ENCODER_OUT",
         '"target_action_dist_inputs"': "TARGET_NETWORK_ACTION_DIST_INPUTS",
-        "torch.nn.Conv2d(padding='same')": "same_padding",
-        "torch.nn.Conv2d(padding=0)": "valid_padding",
-        "torch.finfo(torch.float32).min": "FLOAT_MIN",
-        "torch.finfo(torch.float32).max": "FLOAT_MAX",
+        "torch.nn.Conv2d(padding='same'), or padding=0": "same_padding valid_padding",
+        "torch.finfo(torch.float32), which has min and max": "FLOAT_MIN FLOAT_MAX",
         "1 - residuals.var() / targets.var()": "explained_variance",
         "a class of torch.nn, e.g. torch.nn.ReLU": "get_activation_fn",
         "copy.deepcopy(network)": "make_target_network",
-        "numpy.stack, for each leaf of a nested space": "batch",
-        "array[index], for each leaf of a nested space": "unbatch",
+        "numpy.stack, or array[index], for each leaf of a nested space": "batch unbatch",
         "gymnasium.spaces.utils.flatten_space, or the FlattenObservations connector": "flatten_space",
         "the Dict or Tuple space itself, which has a mapping's or a sequence's methods": (
             "get_base_struct_from_space"
@@ -432,15 +432,12 @@ _INSTEAD = _by_word(
         "numpy.testing.assert_allclose": "check",
         "an assert on result.metrics of a tune.Result, or `rlzmq train --stop`": "check_learning_achieved",
         "print(result): results print themselves in short": "pretty_print",
-        "warnings.warn": "log_once deprecation_warning",
-        "import open_spiel": "try_import_open_spiel",
-        "import pyspiel": "try_import_pyspiel",
-        "nothing: there is no JAX": "try_import_jax",
+        "warnings.warn": "log_once deprecation_warning Deprecated",
+        "import open_spiel, import pyspiel": "try_import_open_spiel try_import_pyspiel",
         "cv2.resize, or the wrappers of gymnasium": "resize",
         "str": "PolicyID EpisodeID",
         "gymnasium.Env | MultiAgentEnv": "EnvType",
-        "dict[Any, torch.Tensor]": "ParamDict",
-        "dict[str, Any]": "MultiAgentDict",
+        "dict[str, Any], or of tensors": "ParamDict MultiAgentDict",
         "torch.nn.Module": "NetworkType",
         "DEFAULT_MODULE_ID": "DEFAULT_POLICY_ID",
         "RLlibCallback": "DefaultCallbacks",
@@ -459,7 +456,7 @@ _INSTEAD = _by_word(
             "wrap_atari_for_new_api_stack"
         ),
         "MultiAgentEnv.with_agent_groups": "GroupAgentsWrapper",
-        "env.envs, which has the MultiAgentEnvs of an env runner": "VectorMultiAgentEnv",
+        "env.envs, which has the MultiAgentEnvs of an env runner": "VectorMultiAgentEnv BaseEnv",
         "your own MultiAgentEnv around the game": "OpenSpielEnv",
         "environment('dm_control/cheetah-run-v0'), with rlzmq[dm-control]": "DMCEnv",
         _ACTING: "ExternalEnv RLlink EnvRunnerServerForExternalInference",
@@ -474,21 +471,18 @@ _INSTEAD = _by_word(
             "TorchMetaLearner TorchDifferentiableLearner DifferentiableLearnerConfig "
             "DifferentiableAlgorithmConfig"
         ),
-        "RunConfig(log='wandb') or `--log wandb`": "WandbLoggerCallback",
-        "RunConfig(log='mlflow') or `--log mlflow`": "MLflowLoggerCallback",
+        "RunConfig(log='wandb') or log='mlflow'": "WandbLoggerCallback MLflowLoggerCallback",
     }
 )
 # Of these, what an import accepts all the same, with one warning that says what is written above: where each one is.
 _ACCEPTED = _by_word(
     {
-        "algorithms.rllib_helpers": (
-            "BCCatalog Catalog DEFAULT_POLICY_ID DQNCatalog DefaultBCTorchRLModule DefaultCallbacks "
-            "ENCODER_OUT ENV_STATE EnvType FLOAT_MAX FLOAT_MIN NetworkType PPOCatalog PPOTorchRLModule "
-            "PolicySpec SACCatalog SampleBatch TARGET_NETWORK_ACTION_DIST_INPUTS VectorMultiAgentEnv batch "
-            "convert_to_numpy convert_to_torch_tensor flatten_space get_activation_fn make_target_network "
-            "normc_initializer one_hot resize same_padding softmax try_import_tf "
-            "update_global_seed_if_necessary valid_padding wrap_atari_for_new_api_stack"
-        )
+        "algorithms.rllib_helpers": """BCCatalog Catalog DEFAULT_POLICY_ID DQNCatalog DefaultBCTorchRLModule
+            DefaultCallbacks ENCODER_OUT ENV_STATE EnvType FLOAT_MAX FLOAT_MIN NetworkType PPOCatalog
+            PPOTorchRLModule PolicySpec SACCatalog SampleBatch TARGET_NETWORK_ACTION_DIST_INPUTS VectorMultiAgentEnv
+            batch convert_to_numpy convert_to_torch_tensor flatten_space get_activation_fn make_target_network
+            normc_initializer one_hot resize same_padding softmax try_import_tf update_global_seed_if_necessary
+            valid_padding wrap_atari_for_new_api_stack"""
     }
 )
 # First part of a module path of RLlib's or Ray's → the module with those of its names that rlzmq itself does not have.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import logging
 import re
 import subprocess
@@ -21,15 +22,19 @@ from rlzmq.core.synonyms import _ACCEPTED, instead_of
     ("statement", "text"),
     [
         ("from rlzmq import DreamerV3Config", "Instead: PPO or SAC"),
-        ("from rlzmq import PPOconfig", "Did you mean 'PPOConfig'?"),
+        ("from rlzmq import PPOconfig", "Instead: from rlzmq import PPOConfig."),
         ("import rlzmq.algorithms.dreamerv3", "Instead: PPO or SAC"),
         ("from rlzmq.core.rl_module.rl_module import RLModul", "Did you mean 'RLModule'?"),
         ("from rlzmq.algorithms.ppo import PPOTrainer", "Instead: PPOConfig"),
         ("from rlzmq.wire import PPO", "Instead: from rlzmq import PPO."),
+        ("from rlzmq.utils.spaces.repeated import Repeated", "Instead: gymnasium.spaces.Sequence"),
+        ("import rlzmq.core.typo", "No module named 'rlzmq.core.typo'"),
+        ("import rlzmq.core.checkpont", "Did you mean rlzmq.core.checkpoint?"),
+        ("import rlzmq.core.rl_module.rl_module as m; m.RLModul", "Did you mean 'RLModule'?"),
     ],
 )
 def test_a_name_that_is_not_there_is_told_where_it_lives(statement: str, text: str) -> None:
-    with pytest.raises(ImportError) as caught:
+    with pytest.raises((ImportError, AttributeError)) as caught:
         exec(statement, {})
     assert text in str(caught.value)
 
@@ -50,7 +55,10 @@ def test_a_name_of_rllibs_that_works_is_warned_about_once(
 
 def test_module_paths_of_rllibs_are_paths_below_rlzmq() -> None:
     for algorithm in ALGORITHMS:
-        exec(f"from rlzmq.algorithms.{algorithm} import {algorithm.upper()}, {algorithm.upper()}Config", {})
+        exec(
+            f"import rlzmq.algorithms.{algorithm} as its; its.{algorithm.upper()}, its.{algorithm.upper()}Config",
+            {},
+        )
     for path in """algorithms.algorithm_config import AlgorithmConfig, NotProvided
         algorithms.ppo.torch.ppo_torch_learner import PPOTorchLearner
         callbacks.callbacks import RLlibCallback
@@ -66,7 +74,7 @@ def test_module_paths_of_rllibs_are_paths_below_rlzmq() -> None:
         train import CheckpointConfig, RunConfig""".splitlines():
         exec(f"from rlzmq.{path.strip()}", {})
         module = sys.modules[f"rlzmq.{path.split()[0]}"]
-        assert cloudpickle.loads(cloudpickle.dumps(module)) is module
+        assert cloudpickle.loads(cloudpickle.dumps(module)) is module is importlib.reload(module)
 
 
 def test_no_public_name_is_explained_as_one_of_rllibs_only() -> None:
