@@ -8,14 +8,27 @@ a notebook or inside a function travel by value, all others by import.
 from __future__ import annotations
 
 import asyncio
+import io
 import pickle
 import socket
-import struct
+from types import CodeType
 from typing import Any
+
+import cloudpickle  # type: ignore[import-untyped]
 
 __all__ = ["dumps", "loads", "receive", "send"]
 
-_LENGTH = struct.Struct("<Q")
+_LENGTH_BYTES, _PART_BYTES = 8, 1 << 20
+
+
+def _reduce_code(code: CodeType) -> tuple[Any, ...]:
+    """Keep the file's name, which some versions of cloudpickle replace: a traceback needs it to show its lines."""
+    kind, args = cloudpickle.CloudPickler.dispatch_table[CodeType](code)
+    return kind, tuple(code.co_filename if part == "<dynamic-code>" else part for part in args)
+
+
+class _Pickler(cloudpickle.CloudPickler):  # type: ignore[misc]
+    dispatch_table = cloudpickle.CloudPickler.dispatch_table | {CodeType: _reduce_code}
 
 
 def dumps(value: object, what: str) -> bytes:
@@ -24,16 +37,15 @@ def dumps(value: object, what: str) -> bytes:
     Raises:
         TypeError: The value, or something that it refers to, cannot be pickled.
     """
-    import cloudpickle  # type: ignore[import-untyped]
-
+    data = io.BytesIO()
     try:
-        data: bytes = cloudpickle.dumps(value, protocol=pickle.HIGHEST_PROTOCOL)
+        _Pickler(data, pickle.HIGHEST_PROTOCOL).dump(value)
     except (TypeError, AttributeError, pickle.PicklingError) as error:
         raise TypeError(
             f"{what} cannot be sent to another process: {error}. Make such objects (locks, open files, "
             "sockets, running environments) inside the actor instead"
         ) from error
-    return data
+    return data.getvalue()
 
 
 def loads(data: bytes) -> Any:
@@ -47,27 +59,19 @@ async def send(channel: socket.socket, data: bytes) -> None:
     Raises:
         OSError: The other side is gone.
     """
-    loop = asyncio.get_running_loop()
-    await loop.sock_sendall(channel, _LENGTH.pack(len(data)))
-    await loop.sock_sendall(channel, data)
+    await asyncio.get_running_loop().sock_sendall(channel, len(data).to_bytes(_LENGTH_BYTES, "little") + data)
 
 
 async def receive(channel: socket.socket) -> bytes | None:
     """Receive the next message; return None at the end of the stream."""
-    loop = asyncio.get_running_loop()
-    head = await _receive_exactly(loop, channel, _LENGTH.size)
-    return None if head is None else await _receive_exactly(loop, channel, _LENGTH.unpack(head)[0])
+    head = await _receive_exactly(channel, _LENGTH_BYTES)
+    return None if head is None else await _receive_exactly(channel, int.from_bytes(head, "little"))
 
 
-async def _receive_exactly(
-    loop: asyncio.AbstractEventLoop, channel: socket.socket, num_bytes: int
-) -> bytes | None:
-    data = bytearray(num_bytes)
-    view = memoryview(data)
-    received = 0
-    while received < num_bytes:
-        count = await loop.sock_recv_into(channel, view[received:])
-        if count == 0:
+async def _receive_exactly(channel: socket.socket, num_bytes: int) -> bytes | None:
+    data = bytearray()
+    while left := num_bytes - len(data):
+        if not (part := await asyncio.get_running_loop().sock_recv(channel, min(left, _PART_BYTES))):
             return None
-        received += count
+        data += part
     return bytes(data)

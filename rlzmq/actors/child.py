@@ -139,11 +139,8 @@ class _Child:
         self._over.set()
 
     async def _construct(self, data: bytes) -> list[Any]:
-        def make() -> Any:
-            return constructed(*by_value.loads(data))
-
         try:
-            await self._host.construct(make)
+            await self._host.construct(lambda: constructed(*by_value.loads(data)))
         except BaseException:
             self._exit_code = 1
             self._over.set()
