@@ -33,7 +33,7 @@ from typing import TYPE_CHECKING, Any, Final, Self
 from rlzmq.actors.loop_thread import get_loop_thread
 from rlzmq.algorithms.policy import Policy
 from rlzmq.core.errors import ClosedError, ConfigurationError
-from rlzmq.core.imports import import_optional
+from rlzmq.core.imports import LazyModule, import_optional
 from rlzmq.core.synonyms import did_you_mean
 from rlzmq.core.tree import tree_map
 from rlzmq.deploy.batcher import Batcher, OverloadedError, ServeMetrics
@@ -49,11 +49,14 @@ from rlzmq.deploy.served_policy import (
     values_from_json,
 )
 from rlzmq.driver.synchronous import Forwarded, Synchronous, blocking
-from rlzmq.net.http_server import RequestFilter, host_name
 
 if TYPE_CHECKING:
     from starlette.requests import Request
     from starlette.responses import Response
+
+    from rlzmq.net import http_server
+else:  # it imports uvicorn, which only those need who serve
+    http_server = LazyModule("rlzmq.net.http_server")
 
 __all__ = ["AsyncPolicyServer", "PolicyServer", "load_policies"]
 
@@ -143,7 +146,7 @@ def _plain(tree: Any) -> Any:
 
 
 def _listen(address: str, insecure: bool) -> socket.socket:
-    host, (_, colon, port) = host_name(address), address.rpartition(":")
+    host, (_, colon, port) = http_server.host_name(address), address.rpartition(":")
     if not host or not colon or not port.isdigit() or int(port) > 65535:
         raise ConfigurationError(f"malformed address {address!r}: expected HOST:PORT, e.g. 127.0.0.1:8000")
     if host not in _LOOPBACK and not host.startswith("127.") and not insecure:
@@ -327,11 +330,9 @@ class AsyncPolicyServer:
             import_optional(package, "Serving over HTTP", "rlzmq[serve]")
         import uvicorn
 
-        from rlzmq.net.http_server import server_config
-
         listening = _listen(self._http_address, self._insecure)
-        host = host_name(self._http_address)
-        gate = RequestFilter(
+        host = http_server.host_name(self._http_address)
+        gate = http_server.RequestFilter(
             self._application(),
             token=self.token,
             hosts={host, *(_LOOPBACK if host in _LOOPBACK else ()), *self._allowed_hosts},
@@ -349,7 +350,7 @@ class AsyncPolicyServer:
             def capture_signals(self) -> Any:  # the process handles its own signals
                 yield
 
-        self._server = Server(server_config(gate, lifespan="off", log_config=None))
+        self._server = Server(http_server.server_config(gate, lifespan="off", log_config=None))
         self._serving = asyncio.create_task(self._server.serve([listening]), name="rlzmq-http")
         waiting = asyncio.create_task(started.wait())
         await asyncio.wait((self._serving, waiting), return_when=asyncio.FIRST_COMPLETED)
@@ -380,9 +381,8 @@ class AsyncPolicyServer:
             )
 
         async def health(request: Request) -> Response:
-            if self._is_ending:
-                return JSONResponse({"status": "ending"}, 503)
-            return JSONResponse({"status": "ok"})
+            status, code = ("ending", 503) if self._is_ending else ("ok", 200)
+            return JSONResponse({"status": status}, code)
 
         async def metrics(request: Request) -> Response:
             return Response(generate_latest(self._metrics.registry), media_type=CONTENT_TYPE_PLAIN_0_0_4)
