@@ -2,8 +2,9 @@
 
     python scripts/tune_kills.py [--iterations 6]
 
-Its results are compared with those of an undisturbed search: every metric except times and process ids must be the
-same. At the end no process may be left.
+Its results are compared with those of an undisturbed search: each trial must have each iteration once, and those that
+were not resumed (which begins new episodes) the same metrics, except times and process ids. At the end no process may
+be left.
 """
 
 from __future__ import annotations
@@ -127,24 +128,27 @@ def main(arguments: list[str] | None = None) -> int:
         results = tune.Tuner.restore(path, "PPO").fit()
         seconds += time.perf_counter() - start
         same = [comparable(one) == comparable(other) for one, other in zip(alone, results, strict=True)]
-        once = [
-            [line["training_iteration"] for line in read_results(Path(result.path))]
-            == list(range(1, options.iterations + 1))
-            for result in results
-        ]
+        lines = [read_results(Path(result.path)) for result in results]
+        every = list(range(1, options.iterations + 1))
+        once = [[line["training_iteration"] for line in each] == every for each in lines]
+        resumed = [len({line["pid"] for line in each}) > 1 for each in lines]
+        same = [is_same for is_same, is_resumed in zip(same, resumed, strict=True) if not is_resumed]
         num_metrics = len(comparable(results[0]))
         best, best_alone = (grid.get_best_result().metrics["env_runners"] for grid in (results, alone))
         print(
             f"{len(results)} trials, {results.num_errors} errors; killed: trials {killed} and the driver, once"
         )
         print(f"trials with each iteration once: {sum(once)}")
-        print(f"trials with the same {num_metrics} metrics as in the search left alone: {sum(same)}")
+        print(
+            f"the same {num_metrics} metrics as in the search left alone: {sum(same)} of {len(same)} not resumed"
+        )
         print(
             f"best mean return {best['episode_return_mean']:.1f}, alone {best_alone['episode_return_mean']:.1f}"
         )
         print(f"{seconds:.0f} s, alone {seconds_alone:.0f} s")
         good = (
             len(results) == NUM_TRIALS
+            and same
             and all(same)
             and all(once)
             and not results.num_errors

@@ -140,7 +140,7 @@ def is_remote() -> bool:
 def take_events(max_events: int) -> dict[str, Any] | None:
     """Return and remove events for `add_events` as plain values, with times of this host's clock; None: none wait.
 
-    If too many wait, the oldest are lost.
+    If too many wait, the oldest are lost. ``offset_s`` is `WALL_OFFSET_S` of this process.
     """
     return _writer.take(max_events) if isinstance(_writer, _Waiting) else None
 
@@ -241,7 +241,7 @@ class _Waiting:
             for kind, name, at, seconds, thread, facts in taken
         ]
         threads = [[number, name] for number, name in list(self._threads.values())]
-        return {"process": self._name, "threads": threads, "events": events}
+        return {"process": self._name, "threads": threads, "events": events, "offset_s": WALL_OFFSET_S}
 
 
 class _Writer:

@@ -205,7 +205,6 @@ class PeerLink:
 
     def leave(self, reason: str = "leaving") -> None:
         """Take no more work from the broker, and say GOODBYE after finished work."""
-        self._send_stages()
         self.do(self.core.leave(self.now(), reason))
 
     def handle(self, event: Received) -> None:
@@ -221,6 +220,8 @@ class PeerLink:
         """Perform a core's instructions, in order."""
         for instruction in instructions:
             if isinstance(instruction, Send):
+                if isinstance(instruction.message, Goodbye):
+                    self._send_stages()  # the last ones
                 frames = instruction.frames
                 self._send(frames if self._shared is None else self._shared.fold(b"", frames))
             elif isinstance(instruction, Stop) and not self.ended.done():
@@ -263,8 +264,7 @@ class PeerLink:
         """Send the newest stages for the run's trace, from another host than the driver's."""
         self._traced_at = time.perf_counter()
         if self.core.is_welcome and (events := trace.take_events(_MAX_EVENTS)) is not None:
-            blob = pack_blob({**events, "offset_s": trace.WALL_OFFSET_S})
-            self.do([Send(b"", TraceEvents(), (blob,))])
+            self.do([Send(b"", TraceEvents(), (pack_blob(events),))])
 
     def _refuse(self, error: WireError) -> None:
         self.num_refused[error.reason] += 1

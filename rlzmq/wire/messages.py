@@ -233,8 +233,7 @@ class DriverState(WireMessage):
 class TraceEvents(WireMessage):
     """Stages of a process on another host than the driver, for the run's trace; the broker forwards it to the driver.
 
-    Payload: one `payloads.pack_blob` frame: the result of `trace.take_events`, and ``offset_s``, the sender's wall
-    clock minus the clock of the stages.
+    Payload: one `payloads.pack_blob` frame: the result of `trace.take_events`.
 
     Attributes:
         source: Id of the sender's process; the broker fills it in.

@@ -300,8 +300,9 @@ class BrokerCore:
             raise BoundExceededError(
                 f"TraceEvents of {num_bytes} bytes: at most {_MAX_TRACE_BYTES} are forwarded"
             )
-        if state.driver is not None and now - peer.traced_at >= state.options.heartbeat_s / 2:
-            peer.traced_at = now
+        pause_s = state.options.heartbeat_s / 2
+        if state.driver is not None and now >= peer.traced_at - pause_s:  # one may be early: the last
+            peer.traced_at = max(now, peer.traced_at) + pause_s
             state.send(state.driver, replace(message, source=peer.uuid), event.payload)
 
     # ------------------------------------------------------------------ time

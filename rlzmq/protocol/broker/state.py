@@ -202,7 +202,7 @@ class Peer:
         sampled: For a runner: number of env steps accepted from it.
         num_bad: Number of its messages that violate the protocol, and of fragments that learners cannot use.
         pace, fragment_at: For a runner: its sampling speed, and when its last fragment arrived.
-        traced_at: When its last TRACE_EVENTS was forwarded.
+        traced_at: When its next TRACE_EVENTS is expected.
     """
 
     routing: bytes
