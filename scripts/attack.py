@@ -241,6 +241,9 @@ def flood_all(only: str) -> int:
                 f"{'yes' if outcome.is_bounded else 'NO' if outcome.is_alive else 'NO: its process ended'}",
                 flush=True,
             )
+    if not outcomes:
+        names = ", ".join((*run_floods(), *http_floods(), _IDLE))
+        sys.exit(f"--only {only!r} is part of no flood's name: {names}")
     num = sum(not outcome.is_bounded for outcome in outcomes.values())
     print(f"{num} unbounded")
     return num

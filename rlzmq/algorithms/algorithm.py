@@ -24,6 +24,8 @@ from rlzmq.driver.updates import Accounting
 
 __all__ = ["Algorithm"]
 
+ConfigClass = type[BaseConfig] | str
+
 
 class SavedPath(str):
     """The path of a checkpoint, with RLlib's attributes of what `save` returns there."""
@@ -76,7 +78,7 @@ class Algorithm(TellsUncalled, Synchronous[AsyncAlgorithm], AnswersSynonyms, met
         config: The config, or a dict of settings. One that is not frozen is copied, validated and frozen first.
     """
 
-    config_class: ClassVar[type[BaseConfig] | str] = "AlgorithmConfig"
+    config_class: ClassVar[ConfigClass] = "AlgorithmConfig"
     """This algorithm's config class, or the name of a built-in one, which is then imported on request."""
 
     _not_called: ClassVar[Mapping[str, str]] = {
@@ -137,7 +139,7 @@ class Algorithm(TellsUncalled, Synchronous[AsyncAlgorithm], AnswersSynonyms, met
         """Run one update. Custom algorithms override this, return None, and report through `self.metrics`."""
         self._run(AsyncAlgorithm.training_step(self._async))
 
-    log_result = AsyncAlgorithm.log_result
+    log_result: Final = AsyncAlgorithm.log_result
 
     # -- parts ----------------------------------------------------------------------------------
 
@@ -346,64 +348,64 @@ def _check_is_config(algorithm: type[Algorithm], config: BaseConfig) -> None:
 class PPO(Algorithm):
     """PPO (arXiv:1707.06347). An update is of at least `total_train_batch_size` env steps under the newest weights."""
 
-    config_class = "PPOConfig"
+    config_class: ClassVar[ConfigClass] = "PPOConfig"
 
 
 class IMPALA(Algorithm):
     """IMPALA (arXiv:1802.01561). Runners sample ahead of the learner."""
 
-    config_class = "IMPALAConfig"
+    config_class: ClassVar[ConfigClass] = "IMPALAConfig"
 
 
 class APPO(IMPALA):
     """APPO (arXiv:1912.00167, arXiv:1707.06347). Runners sample ahead of the learner, which clips its objective."""
 
-    config_class = "APPOConfig"
+    config_class: ClassVar[ConfigClass] = "APPOConfig"
 
 
 class DQN(Algorithm):
     """DQN (arXiv:1312.5602), with a replay buffer."""
 
-    config_class = "DQNConfig"
+    config_class: ClassVar[ConfigClass] = "DQNConfig"
 
 
 class SAC(Algorithm):
     """SAC (arXiv:1812.05905), with a replay buffer."""
 
-    config_class = "SACConfig"
+    config_class: ClassVar[ConfigClass] = "SACConfig"
 
 
 class TD3(Algorithm):
     """TD3 (arXiv:1802.09477), with a replay buffer."""
 
-    config_class = "TD3Config"
+    config_class: ClassVar[ConfigClass] = "TD3Config"
 
 
 class TQC(SAC):
     """TQC (arXiv:2005.04269), with a replay buffer."""
 
-    config_class = "TQCConfig"
+    config_class: ClassVar[ConfigClass] = "TQCConfig"
 
 
 class BC(Algorithm):
     """Behavior cloning of recorded steps."""
 
-    config_class = "BCConfig"
+    config_class: ClassVar[ConfigClass] = "BCConfig"
 
 
 class MARWIL(Algorithm):
     """MARWIL (Wang et al., NeurIPS 2018), on whole recorded episodes."""
 
-    config_class = "MARWILConfig"
+    config_class: ClassVar[ConfigClass] = "MARWILConfig"
 
 
 class CQL(Algorithm):
     """CQL (arXiv:2006.04779), on recorded steps."""
 
-    config_class = "CQLConfig"
+    config_class: ClassVar[ConfigClass] = "CQLConfig"
 
 
 class IQL(Algorithm):
     """IQL (arXiv:2110.06169), on recorded steps."""
 
-    config_class = "IQLConfig"
+    config_class: ClassVar[ConfigClass] = "IQLConfig"

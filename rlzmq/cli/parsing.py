@@ -102,14 +102,14 @@ class command:
     """
 
     def __init__(self, kind: type[Any], *, usage: str, description: str) -> None:
-        self.kind, self._usage, self._description = kind, usage, description
+        self._kind, self._usage, self._description = kind, usage, description
 
     def __call__(self, main: Callable[[Any], int]) -> Callable[[Sequence[str]], int]:
         @functools.wraps(main)
         def run(arguments: Sequence[str]) -> int:
-            return main(parse(self.kind, arguments, usage=self._usage, description=self._description))
+            return main(parse(self._kind, arguments, usage=self._usage, description=self._description))
 
-        vars(run)["kind"] = self.kind
+        vars(run)["kind"] = self._kind
         return run
 
 

@@ -19,6 +19,7 @@ from rlzmq.cli.parsing import command, import_first
 from rlzmq.core.errors import ConfigurationError, ProtocolError, printable
 from rlzmq.core.synonyms import did_you_mean
 from rlzmq.episodes.episode_batch import EpisodeBatch
+from rlzmq.telemetry.runs import Run
 from rlzmq.wire.payloads import decode_fragment, fragment_from_bytes
 
 __all__ = ["Bound", "ReplayOptions", "describe", "replay"]
@@ -42,8 +43,8 @@ class ReplayOptions:
     learner in PATH/replay (default: no bound)."""
     run_dir: Path | None = None
     """Of a fragment: run directory whose config.toml makes a learner that trains it (default: only look at it)."""
-    algorithm: str = "ppo"
-    """Of a fragment: algorithm of that run (default: ppo)."""
+    algorithm: str | None = None
+    """Of a fragment: algorithm of that run (default: the one in its run.json)."""
     trust: list[str] = field(default_factory=list)
     """Package whose code somebody else's run may name; repeatable (default: none)."""
     import_: list[str] = field(default_factory=list)
@@ -201,9 +202,8 @@ def _train(batch: object, options: ReplayOptions) -> Any:
     from rlzmq.algorithms.registry import get_config_class
 
     assert options.run_dir is not None
-    config = get_config_class(options.algorithm).from_toml(
-        options.run_dir / "config.toml", trust=options.trust
-    )
+    algorithm = options.algorithm or Run.open(options.run_dir).algorithm
+    config = get_config_class(algorithm).from_toml(options.run_dir / "config.toml", trust=options.trust)
     config.networking(listen=None, advertise=None, join_file=None, num_remote_learners=0)
     config.learners(num_learners=0).env_runners(num_env_runners=0)
     learner = config.build_learner()

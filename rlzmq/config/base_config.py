@@ -6,7 +6,7 @@ import contextlib
 import secrets
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any, Self, Unpack
+from typing import Any, NoReturn, Self, Unpack
 
 import gymnasium as gym
 
@@ -146,7 +146,7 @@ class BaseConfig(DerivedValues):
         return self
 
     def validate(self) -> None:
-        """Check that the settings are consistent with each other.
+        """Check that the settings are consistent with each other. An override raises ConfigurationError, too.
 
         Raises:
             ConfigurationError: They are not; the text names the settings, the expected and the actual values.
@@ -155,6 +155,10 @@ class BaseConfig(DerivedValues):
         if self._validate_config:
             check(self)
             self._check_own_settings()
+
+    def _value_error(self, text: str) -> NoReturn:
+        """Raise ConfigurationError, as `validate` of a config written for RLlib does."""
+        raise ConfigurationError(text)
 
     def _check_own_settings(self) -> None:
         """Raise ConfigurationError if the settings that an algorithm adds are inconsistent."""

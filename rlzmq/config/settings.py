@@ -151,6 +151,15 @@ class Setting:
                 f"Set it with .{self.group}({self.name}=…)."
             ) from None
 
+    def nearest(self, number: float) -> float:
+        """Return the number within the setting's bounds that is nearest to `number`."""
+        for part in (self.annotation, *typing.get_args(self.annotation)):
+            for bound in getattr(part, "__metadata__", ()):
+                least = getattr(bound, "gt", number - 1) + isinstance(number, int)
+                number = max(number, getattr(bound, "ge", number), least)
+                number = min(number, getattr(bound, "le", number))
+        return number
+
     @property
     def expected(self) -> str:
         """The annotation as readable text."""

@@ -65,8 +65,8 @@ class EpisodeRows:
         self._episodes = episodes
         self.num_rows: int = len(episodes)
         self.agent_id: Any = episodes[0].agent_id
-        self.num_previous = np.array([episode.rewards.len_incl_lookback() for episode in episodes], np.int64)
-        self.is_first = np.array([episode.t == 0 for episode in episodes], np.bool_)
+        self.num_previous: Any = np.array([e.rewards.len_incl_lookback() for e in episodes], np.int64)
+        self.is_first: Any = np.array([episode.t == 0 for episode in episodes], np.bool_)
 
     def window(self, column: str, num: int, *, current: bool) -> Any:
         """See `RowsContext.window`.

@@ -235,6 +235,7 @@ class Schedule:
 
     def __init__(self, value_or_points: float | Sequence[Sequence[float]], name: str = "value") -> None:
         self.name = name
+        self.values: list[float]
         self._timesteps, self.values = _parse(value_or_points, name)
 
     @property

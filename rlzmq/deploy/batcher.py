@@ -50,33 +50,30 @@ class ServeMetrics:
         import_optional("prometheus_client", "Serving over HTTP", "rlzmq[serve]")
         from prometheus_client import CollectorRegistry, Counter, Histogram, Info
 
-        self.registry = registry = CollectorRegistry()
+        self.registry: CollectorRegistry = CollectorRegistry()
         self._requests = Counter(
-            "rlzmq_serve_requests",
-            "Answered requests, by HTTP code.",
-            ("code",),
-            registry=registry,
+            "rlzmq_serve_requests", "Answered requests, by HTTP code.", ("code",), registry=self.registry
         )
         self._latency_s = Histogram(
             "rlzmq_serve_latency_seconds",
             "Time from a request's arrival to its answer.",
             buckets=_LATENCY_S,
-            registry=registry,
+            registry=self.registry,
         )
-        self.batch_size = Histogram(
+        self.batch_size: Histogram = Histogram(
             "rlzmq_serve_batch_size",
             "Observations per forward pass.",
             buckets=_BATCH_SIZES,
-            registry=registry,
+            registry=self.registry,
         )
         self._checkpoint = Info(
-            "rlzmq_serve_checkpoint", "The checkpoint that is served, as a label.", registry=registry
+            "rlzmq_serve_checkpoint", "The checkpoint that is served, as a label.", registry=self.registry
         )
-        self.reloads = Counter(
+        self.reloads: Counter = Counter(
             "rlzmq_serve_reloads",
             "Newer checkpoints, by what happened to them.",
             ("result",),
-            registry=registry,
+            registry=self.registry,
         )
         for result in ("loaded", "skipped"):
             self.reloads.labels(result)  # a rate needs a value before the first one

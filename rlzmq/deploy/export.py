@@ -93,6 +93,9 @@ class PolicyGraph(torch.nn.Module):
 
     def __init__(self, policy: Policy) -> None:
         super().__init__()
+        self.module_id: str
+        self.module: Any
+        self.agent_id: Any
         self.module_id, self.module, self.agent_id = policy.acting_module()
         self.observation_space: gym.Space[Any] = policy.observation_space
         self.action_space: gym.Space[Any] = policy.action_space

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import gymnasium as gym
@@ -264,8 +264,8 @@ class AgentsStepper:
 
     def __init__(self, runner: EnvRunner) -> None:
         self.env: Any = runner.env
-        self.source = self.env
-        self.mapping_fn = checked_mapping(runner)
+        self.source: Any = self.env
+        self.mapping_fn: Callable[..., Any] = checked_mapping(runner)
         self._runner = runner
 
     def reset_rows(self, seed: int | None = None) -> tuple[Sequence[Any], Sequence[Any]]:

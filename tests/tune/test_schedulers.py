@@ -13,7 +13,7 @@ import optuna
 import pytest
 from rich.console import Console
 
-from rlzmq import tune
+from rlzmq import PPOConfig, tune
 from rlzmq.core.errors import ConfigurationError
 from rlzmq.tune.schedulers import (
     PB2,
@@ -108,14 +108,17 @@ def test_population_based_training_exploits_the_best_and_changes_values() -> Non
             perturbation_interval=2,
             hyperparam_mutations={
                 "lr": tune.loguniform(1e-3, 1.0),
-                "size": [1, 2, 4, 8],
-                "inner": {"free": lambda: 0.5},
+                "lambda_": lambda: 0.5,
+                "num_epochs": lambda: 2,
+                "env_config": {"free": lambda: 0.5, "size": [1, 2, 4, 8]},
             },
             resample_probability=0.0,
             seed=0,
         )
     )
-    trials = [FakeTrial(f"{i:05d}", {"lr": 0.9, "size": 4, "inner": {"free": 10}}) for i in range(4)]
+    config = PPOConfig().environment(env_config={"size": 4, "free": 10})
+    config.training(lr=0.9, lambda_=0.95, num_epochs=1)
+    trials = [FakeTrial(f"{i:05d}", config) for i in range(4)]
     for trial in trials:
         pbt.on_trial_add(trial)
     for index in (1, 2, 3):
@@ -126,8 +129,10 @@ def test_population_based_training_exploits_the_best_and_changes_values() -> Non
     decision = pbt.on_trial_result(trials[0], result(2, -1.0))
     assert decision.exploits is trials[3]
     assert decision.changes["lr"] in (pytest.approx(0.72), 1.0)  # · 0.8, or · 1.2 within the bounds
-    assert decision.changes["size"] in (2, 8)
-    assert decision.changes["inner/free"] in (8, 12)
+    assert decision.changes["lambda_"] in (pytest.approx(0.76), 1.0)  # and within those of the setting
+    assert decision.changes["num_epochs"] == 1
+    assert decision.changes["env_config/size"] in (2, 8)
+    assert decision.changes["env_config/free"] in (8, 12)
     trials[2].is_waiting = True  # with fewer slots than trials they take turns
     assert pbt.on_trial_result(trials[1], result(2, 1.0)).action == "pause"
     assert pbt.choose([trials[2], trials[3]]) is trials[2]

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 import numpy as np
 
 from rlzmq.config.search_space import Categorical, Domain, Function, Numeric, uniform
+from rlzmq.config.settings import Setting, settings_of
 from rlzmq.core.errors import ConfigurationError
 from rlzmq.core.synonyms import did_you_mean
 from rlzmq.telemetry.runs import Mode, check_mode, flatten, number_at, value_at
@@ -139,7 +140,8 @@ class FIFOScheduler(TrialScheduler):
     def set_search_properties(self, metric: str | None, mode: Mode | None) -> None:
         """Use the metric and mode of TuneConfig; both may be missing."""
         check_mode(mode, "TuneConfig")
-        self.metric, self.mode = metric, mode
+        self.metric: str | None = metric
+        self.mode: Mode | None = mode
 
 
 @dataclasses.dataclass
@@ -292,7 +294,8 @@ class PopulationBasedTraining(TrialScheduler):
         quantile_fraction: Fraction of the trials that counts as good, and as bad; at most 0.5.
         resample_probability: Probability of drawing a value from the list or search object. Otherwise a value
             of a list moves to a neighbor, and a number is multiplied.
-        perturbation_factors: The two factors; products stay within a search object's bounds.
+        perturbation_factors: The two factors; products stay within the bounds of the search object, or else of the
+            setting.
         custom_explore_fn: Called with the changed values by path; returns the values to use.
         log_config: Whether to append a line to ``pbt_global.txt`` in the experiment's directory for each changed trial:
             ``[its name, the copied trial's name, its iteration, that of the checkpoint, old values, new values]``.
@@ -406,21 +409,18 @@ class PopulationBasedTraining(TrialScheduler):
 
     def _explore(self, source: Trial) -> dict[str, Any]:
         """Return the source's config values, with mutations."""
-        changed = self._changes(source)
-        return (
-            changed
-            if self.custom_explore_fn is None
-            else dict(self.custom_explore_fn(copy.deepcopy(changed)))
-        )
+        changed, explore = self._changes(source), self.custom_explore_fn
+        return changed if explore is None else dict(explore(copy.deepcopy(changed)))
 
     def _changes(self, source: Trial) -> dict[str, Any]:
         """Return new values by path, from the source's."""
+        settings = settings_of(type(source.config))
         return {
-            path: self._perturbed(mutation, config_value(source.config, path))
+            path: self._perturbed(mutation, config_value(source.config, path), settings.get(path))
             for path, mutation in self._mutations.items()
         }
 
-    def _perturbed(self, mutation: Any, value: Any) -> object:
+    def _perturbed(self, mutation: Any, value: Any, setting: Setting | None) -> object:
         resamples = self._rng.uniform() < self.resample_probability
         if isinstance(mutation, list | tuple):
             if resamples or value not in mutation:
@@ -437,7 +437,8 @@ class PopulationBasedTraining(TrialScheduler):
         product = value * self.perturbation_factors[int(self._rng.integers(2))]
         if isinstance(mutation, Numeric):
             return mutation.clip(product)
-        return int(product) if isinstance(value, int) else product
+        product = int(product) if isinstance(value, int) else product
+        return product if setting is None else setting.nearest(product)
 
 
 _FEWEST = 4  # intervals before they tell which values are good
@@ -468,7 +469,7 @@ class PB2(PopulationBasedTraining):
                 raise ConfigurationError(f"hyperparam_bounds[{path!r}]={pair!r}: expected (lower, upper).")
         if not bounds:
             raise ConfigurationError("PB2 needs hyperparam_bounds, e.g. {'lr': (1e-5, 1e-3)}.")
-        self.hyperparam_mutations = {path: uniform(*pair) for path, pair in bounds.items()}
+        self.hyperparam_mutations: Mapping[str, Any] = {path: uniform(*pair) for path, pair in bounds.items()}
         super().__post_init__()
         self._before: dict[str, tuple[float, float]] = {}  # time and score at the begin of a trial's interval
         self._intervals: deque[tuple[dict[str, float], float]] = deque(maxlen=_NEWEST)  # values, growth
