@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -16,7 +16,7 @@ from rlzmq.core.errors import ConfigurationError
 from rlzmq.core.synonyms import did_you_mean
 from rlzmq.core.tree import tree_map
 
-__all__ = ["LearnerCompiler", "MixedPrecision"]
+__all__ = ["Execution"]
 
 # The methods with which learners run a module's networks.
 _METHODS = (
@@ -32,25 +32,48 @@ _METHODS = (
 _FIRST_CAPABILITY = (8, 0)
 
 
-class LearnerCompiler:
-    """Compiles the parts that the config names, with its backend and mode.
+class Execution:
+    """Runs a learner's networks as configured: compiled, under ``torch.autocast``, or as they are.
+
+    With autocast, outputs are float32. Losses are computed outside of it, so probabilities, values and errors are
+    float32, as are weights, gradients and the optimizers' state.
 
     Args:
-        config: Read for ``torch_compile_learner_what_to_compile``, ``…_dynamo_backend`` and ``…_dynamo_mode``.
+        config: Read for ``torch_compile_learner…`` and ``torch_amp_dtype``.
         device: Device of the modules.
 
+    Attributes:
+        is_compiled: Whether something is compiled.
+        compiles_complete_update: Whether it is the forward pass with the losses.
+        on: Function of the MultiRLModule: a context in which its networks have the configured precision.
+
     Raises:
-        ConfigurationError: The backend does not exist, or fails to compile ``x + 1`` on this machine.
+        ConfigurationError: The backend does not exist, or fails to compile ``x + 1`` on this machine; or the device has
+            no bfloat16 arithmetic.
     """
 
     def __init__(self, config: BaseConfig, device: torch.device) -> None:
-        import torch._dynamo
-
         self._backend: str = config.torch_compile_learner_dynamo_backend
         self._mode: str | None = config.torch_compile_learner_dynamo_mode
-        self.compiles_complete_update: bool = (
-            config.torch_compile_learner_what_to_compile == "complete_update"
+        self.is_compiled: bool = config.torch_compile_learner
+        what = config.torch_compile_learner_what_to_compile
+        self.compiles_complete_update: bool = self.is_compiled and what == "complete_update"
+        if self.is_compiled:
+            self._check_backend(device)
+        self._device_type = device.type
+        self._dtype: torch.dtype | None = None
+        if config.torch_amp_dtype is not None:
+            self._dtype = getattr(torch, config.torch_amp_dtype)
+            _check_arithmetic(config.torch_amp_dtype, device)
+        self.on: Callable[[Any], AbstractContextManager[Any]] = (
+            nullcontext if self._dtype is None else self._in_lower_precision
         )
+        # The functions are kept, since compiled code is compiled again for new ones.
+        self._functions: dict[Any, dict[str, Callable[..., Any]]] = {}
+
+    def _check_backend(self, device: torch.device) -> None:
+        import torch._dynamo
+
         known = torch._dynamo.list_backends(exclude_tags=())
         if self._backend not in known:
             raise ConfigurationError(
@@ -76,8 +99,9 @@ class LearnerCompiler:
         return torch.compile(function, backend=self._backend, mode=self._mode)
 
     def compile_module(self, module: object) -> None:
-        """Compile the module's training forward pass. Modules without one are unchanged."""
-        if isinstance(module, torch.nn.Module):
+        """Compile the module's training forward pass if it is compiled alone. Modules without one are unchanged."""
+        is_alone = self.is_compiled and not self.compiles_complete_update
+        if is_alone and isinstance(module, torch.nn.Module):
             forward = self.compile_in_parts(module._forward_train)  # type: ignore[arg-type]
             object.__setattr__(module, "_forward_train", forward)
 
@@ -95,46 +119,9 @@ class LearnerCompiler:
 
         return run
 
-
-def _add_one(x: torch.Tensor) -> torch.Tensor:
-    return x + 1
-
-
-class MixedPrecision:
-    """Runs the networks of modules under ``torch.autocast`` and returns their outputs in float32.
-
-    Losses are computed outside of it, so probabilities, values and errors are float32, as are weights, gradients and
-    the optimizers' state.
-
-    Args:
-        amp_dtype: ``config.torch_amp_dtype``.
-        device: Device of the modules.
-
-    Raises:
-        ConfigurationError: The device has no bfloat16 arithmetic.
-    """
-
-    def __init__(self, amp_dtype: str, device: torch.device) -> None:
-        if device.type == "cuda" and torch.version.hip is None:
-            capability = torch.cuda.get_device_capability(device)
-            if capability < _FIRST_CAPABILITY:
-                raise ConfigurationError(
-                    f"config.torch_amp_dtype={amp_dtype!r}: {device} has compute capability "
-                    f"{capability[0]}.{capability[1]}, and bfloat16 needs 8.0 or above. Leave torch_amp_dtype at None, "
-                    "or use another GPU."
-                )
-        self._device_type = device.type
-        self._dtype: torch.dtype = getattr(torch, amp_dtype)
-        # The functions are kept, since compiled code is compiled again for new ones.
-        self._functions: dict[Any, dict[str, Callable[..., Any]]] = {}
-
     @contextmanager
-    def on(self, modules: Any) -> Iterator[None]:
-        """Run the networks in lower precision in the block, whoever calls them. Acting is not affected.
-
-        Args:
-            modules: The MultiRLModule.
-        """
+    def _in_lower_precision(self, modules: Any) -> Iterator[None]:
+        """Run the networks of a MultiRLModule in lower precision in the block, whoever calls them."""
         # A MultiRLModule may also run networks outside of its modules, e.g. an encoder that they share.
         members = [modules, *modules.values()]
         self._functions = {
@@ -153,13 +140,9 @@ class MixedPrecision:
                 of.update(before)
 
     def _functions_of(self, module: object) -> dict[str, Callable[..., Any]]:
-        return {
-            name: self._in_lower_precision(getattr(module, name))
-            for name in _METHODS
-            if hasattr(module, name)
-        }
+        return {name: self._lowered(getattr(module, name)) for name in _METHODS if hasattr(module, name)}
 
-    def _in_lower_precision(self, method: Callable[..., Any]) -> Callable[..., Any]:
+    def _lowered(self, method: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(method)
         def run(*args: Any, **kwargs: Any) -> Any:
             # The cache would give weights that were first used under torch.no_grad() no gradients afterwards.
@@ -171,3 +154,18 @@ class MixedPrecision:
 
     def _to_float32(self, leaf: object) -> object:
         return leaf.float() if isinstance(leaf, Tensor) and leaf.dtype is self._dtype else leaf
+
+
+def _check_arithmetic(amp_dtype: str, device: torch.device) -> None:
+    if device.type == "cuda" and torch.version.hip is None:
+        capability = torch.cuda.get_device_capability(device)
+        if capability < _FIRST_CAPABILITY:
+            raise ConfigurationError(
+                f"config.torch_amp_dtype={amp_dtype!r}: {device} has compute capability "
+                f"{capability[0]}.{capability[1]}, and bfloat16 needs 8.0 or above. Leave torch_amp_dtype at None, "
+                "or use another GPU."
+            )
+
+
+def _add_one(x: torch.Tensor) -> torch.Tensor:
+    return x + 1

@@ -27,7 +27,7 @@ from __future__ import annotations
 import functools
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from itertools import chain, islice
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
@@ -49,7 +49,7 @@ from rlzmq.core.update_plan import derive_seed
 from rlzmq.episodes.columns import DEFAULT_MODULE_ID
 from rlzmq.episodes.episode_batch import num_env_steps_of
 from rlzmq.learners.batches import BatchSource, FreshBatch, MinibatchIterator, TrainBatch, TrainBatchBuilder
-from rlzmq.learners.execution import LearnerCompiler, MixedPrecision
+from rlzmq.learners.execution import Execution
 from rlzmq.learners.learner_report import LearnerReport, Scalar
 from rlzmq.learners.optimizers import DEFAULT_OPTIMIZER, Optimizers, make_adam
 from rlzmq.learners.ranks import Ranks, learner_device
@@ -164,8 +164,6 @@ class Learner(TellsUncalled, Checkpointable):
         self.coefficients: dict[str, dict[str, float]] = self.optimizers.coefficients
         self.report: LearnerReport = LearnerReport()
         self.snapshot: Snapshot = Snapshot(self)
-        self._compiler: LearnerCompiler | None = None
-        self._precision: MixedPrecision | None = None
         self._options = _Options(config.num_epochs, config.minibatch_size, config.shuffle_batch_per_epoch)
         self._loss_weights: Mapping[str, float] = {}
         self._rng = np.random.Generator(np.random.PCG64(0))  # of the current update
@@ -317,7 +315,7 @@ class Learner(TellsUncalled, Checkpointable):
         if num_batches > 1:
             self.snapshot.complete()
         # The estimator's forward pass can serve the loss, too, if nothing happens in between.
-        is_one_pass = options == _Options(shuffle=options.shuffle) and self._compiler is None
+        is_one_pass = options == _Options(shuffle=options.shuffle) and not self._execution.is_compiled
         keeps_forward = is_one_pass and type(self).forward_train is Learner.forward_train
         for batch in source.batches(num_batches, self._rng):
             yield self.prepare(batch, keeps_forward=keeps_forward)
@@ -602,10 +600,7 @@ class Learner(TellsUncalled, Checkpointable):
             self.module = spec.build(seed=self.config.seed)
         self.module.to(self.device)
         self._module = self.module  # losses written for RLlib use this name
-        if self.config.torch_compile_learner:
-            self._compiler = LearnerCompiler(self.config, self.device)
-        if self.config.torch_amp_dtype is not None:
-            self._precision = MixedPrecision(self.config.torch_amp_dtype, self.device)
+        self._execution = Execution(self.config, self.device)
         if len(self.module) == 1 and DEFAULT_MODULE_ID in self.module:
             only = self.module[DEFAULT_MODULE_ID]
             spaces = only.observation_space, only.action_space
@@ -617,8 +612,8 @@ class Learner(TellsUncalled, Checkpointable):
         self.configure_optimizers()
         # Hooks called by hand before the first update apply to all modules.
         self.trained_module_ids = list(self._configs)
-        if self._compiler is not None and self._compiler.compiles_complete_update:
-            losses: Any = self._compiler.compile_in_parts(self._losses_of)
+        if self._execution.compiles_complete_update:
+            losses: Any = self._execution.compile_in_parts(self._losses_of)
             self._losses_of = losses  # type: ignore[method-assign]
         self._builder = TrainBatchBuilder(self._learner_connector, self.module, self.device)
 
@@ -660,8 +655,7 @@ class Learner(TellsUncalled, Checkpointable):
         is_alone = type(self.module)._forward_train is MultiRLModule._forward_train
         if is_alone and not isinstance(module, SelfSupervisedLossAPI) and is_trainable(module):
             check_training_outputs(module, with_values=ValueFunctionAPI in self.rl_module_required_apis())
-        if self._compiler is not None and not self._compiler.compiles_complete_update:
-            self._compiler.compile_module(module)
+        self._execution.compile_module(module)
         config = self._configs[module_id] = self.config.get_config_for_module(module_id)
         self.optimizers.schedule(module_id, {name: getattr(config, name) for name in self.scheduled_settings})
 
@@ -915,9 +909,8 @@ class Learner(TellsUncalled, Checkpointable):
         seed = numbers.random_raw()
         for generator in generators:
             generator.manual_seed(seed)
-        precision = nullcontext() if self._precision is None else self._precision.on(self.module)
         try:
-            with self.ranks.torch_threads(), precision:
+            with self.ranks.torch_threads(), self._execution.on(self.module):
                 yield
         finally:
             for generator, state in zip(generators, before, strict=True):

@@ -477,7 +477,7 @@ class OfflineLearner(TorchLearner):
     def _estimate_returns(self, batches: Iterable[EpisodeBatch], module: Any) -> dict[str, Any]:
         estimated, recorded = [], []
         for batch in batches:
-            columns = self._builder.of_episodes(batch).on(self.device)[DEFAULT_MODULE_ID]
+            columns = self.prepare(batch).on(self.device)[DEFAULT_MODULE_ID]
             logits = module.forward_inference(columns)[Columns.ACTION_DIST_INPUTS]
             dist = module.get_inference_action_dist_cls().from_logits(logits)
             log_ratios = dist.logp(columns[Columns.ACTIONS]) - columns[Columns.ACTION_LOGP]

@@ -21,7 +21,7 @@ from rlzmq import (
     ValueFunctionAPI,
 )
 from rlzmq.core.tree import tree_leaves
-from rlzmq.learners.execution import MixedPrecision
+from rlzmq.learners.execution import Execution
 from tests.learners.all_algorithms import ALGORITHMS, config_of, record_pendulum, trained, weights_of
 from tests.learners.cases import episode_batch, linear_spec, ppo_config
 from tests.support.runs import small
@@ -161,12 +161,12 @@ def test_other_types_are_refused_where_they_are_given() -> None:
 
 
 def test_a_gpu_without_bfloat16_is_refused(monkeypatch: Any) -> None:
-    device = torch.device("cuda", 1)
+    device, config = torch.device("cuda", 1), small(torch_amp_dtype="bfloat16")
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda of: (7, 5))
     with pytest.raises(ConfigurationError, match=r"cuda:1 .* 7\.5.* 8\.0"):
-        MixedPrecision("bfloat16", device)
+        Execution(config, device)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda of: (8, 0))
-    MixedPrecision("bfloat16", device)
+    Execution(config, device)
 
 
 # -- compilation ---------------------------------------------------------------------------------------

@@ -152,7 +152,7 @@ def test_sequences_have_the_priorities_of_r2d2() -> None:
     buffer = {"type": "PrioritizedEpisodeReplayBuffer", "capacity": 1000, "alpha": 1.0, "beta": 1.0}
     learner = learner_with_steps(episode(13), episode(9, first=100), replay_buffer_config=buffer, n_step=2)
     batch = drawn(learner)
-    columns = learner._builder.of_episodes(batch).columns["default_policy"]
+    columns = learner.prepare(batch).columns["default_policy"]
     outputs = learner.forward_train({"default_policy": columns})["default_policy"]
     noted = {}
     learner.note_td_errors = lambda module_id, batch, errors: noted.update(errors=errors)
@@ -250,7 +250,7 @@ def test_the_loss_is_that_of_lstms_unrolled_by_hand(double_q: bool, n_step: int)
             if not (one.is_terminated and end == len(one)):
                 y += GAMMA ** (end - t) * target[end, best]
             losses.append(functional.mse_loss(online[t, int(one.get_actions(t))], y))
-    train_batch = learner._builder.of_episodes(batch)
+    train_batch = learner.prepare(batch)
     columns = train_batch.columns["default_policy"]
     assert columns[Columns.OBS].shape == (len(batch), LONGEST, 2)
     assert train_batch.num_env_steps == int(columns[Columns.LOSS_MASK].sum()) == len(losses)
@@ -340,7 +340,7 @@ def test_modules_of_several_agents_get_sequences_from_their_own_agents_steps() -
     rng = np.random.default_rng(2)
     learner.source.batch_size = 60
     (batch,) = learner.source.batches(1, rng)
-    train_batch = learner._builder.of_episodes(batch)
+    train_batch = learner.prepare(batch)
     alone: Any = config().build_learner()
     rng = np.random.default_rng(2)
     for agent, offset in (("a", 0), ("b", 50)):
@@ -349,7 +349,7 @@ def test_modules_of_several_agents_get_sequences_from_their_own_agents_steps() -
         alone.source.add([episode(12, first=offset), episode(2, first=100 + offset)])
         alone.source.buffer._num_items_sampled = 0
         (drawn_alone,) = alone.source.batches(1, rng)
-        expected = alone._builder.of_episodes(drawn_alone)
+        expected = alone.prepare(drawn_alone)
         columns = train_batch.columns[agent]
         assert columns.keys() == expected.columns["default_policy"].keys()
         for name, column in expected.columns["default_policy"].items():
@@ -360,7 +360,7 @@ def test_modules_of_several_agents_get_sequences_from_their_own_agents_steps() -
         for item in range(len(batch))
     )
     learner._learner_connector.time_pieces = True
-    generic = learner._builder.of_episodes(batch)
+    generic = learner.prepare(batch)
     for agent in "ab":
         for name, column in train_batch.columns[agent].items():
             assert tree_equal(generic.columns[agent][name], column), name
@@ -376,7 +376,7 @@ def test_modules_with_and_without_state_are_trained_together() -> None:
     results = learner.update(episodes=[multi_agent_episode(12, 0)])
     assert all(np.isfinite(results[module_id]["qf_loss"]) for module_id in "ab")
     (batch,) = learner.source.batches(1, np.random.default_rng(0))
-    columns = learner._builder.of_episodes(batch).columns
+    columns = learner.prepare(batch).columns
     assert columns["a"][Columns.OBS].shape == (4, LONGEST, 2)  # 12 steps in sequences of 3 and a burn-in
     assert columns["b"][Columns.OBS].shape == (12, 2)
     buffers = learner.source.buffer.buffers

@@ -125,7 +125,7 @@ def test_drawn_transitions_give_the_train_batch_of_their_episodes(
     learner = square_learner(minibatch_size=None, num_epochs=1)
     if next_observations:
         add_next_observations(learner._learner_connector)
-    build = learner._builder.of_episodes
+    build = learner.prepare
     rows, first = build(drawn()), drawn()
     assert len(first) == first.num_env_steps == 16
     assert first.is_read
@@ -153,7 +153,7 @@ def test_batches_drawn_at_once_are_those_drawn_one_by_one(
 
     learner = square_learner(minibatch_size=None, num_epochs=1)
     add_next_observations(learner._learner_connector)
-    build = learner._builder.of_episodes
+    build = learner.prepare
     (together, metrics), (single, metrics_of_single) = drawn(5), drawn(1, 1, 1, 1, 1)
     assert len(together) == 5
     assert metrics == metrics_of_single
@@ -177,7 +177,7 @@ def test_a_piece_of_the_users_gets_the_drawn_transitions_as_episodes() -> None:
     learner = square_learner(minibatch_size=None, num_epochs=1)
     learner._learner_connector.prepend(CountsEpisodes())
     (batch,) = source.batches(1, np.random.default_rng(7))
-    assert learner._builder.of_episodes(batch).num_env_steps == 16
+    assert learner.prepare(batch).num_env_steps == 16
     assert CountsEpisodes.seen == [16]
 
 

@@ -37,7 +37,7 @@ LSTM = {"fcnet_hiddens": [8], "use_lstm": True, "lstm_cell_size": 6, "max_seq_le
 def built(learner: PPOLearner, data: Any, *, fused: bool) -> TrainBatch:
     """The train batch of some episodes; fails if pieces were called although the pipeline runs on rows."""
     learner._learner_connector.time_pieces = not fused
-    result = learner._builder.of_episodes(data)
+    result = learner.prepare(data)
     called = learner._learner_connector.take_piece_timers()
     assert not (fused and called)
     return result
@@ -213,7 +213,7 @@ def test_what_a_users_piece_writes_into_a_batchs_items_is_trained_and_does_not_p
     returns = data.get_returns()
     learner = ppo_learner(ppo_config().learners(learner_connector=lambda obs, act: AddOneToRewards()))
     plain, first, second = (
-        one._builder.of_episodes(data).columns["default_policy"][Columns.REWARDS]
+        one.prepare(data).columns["default_policy"][Columns.REWARDS]
         for one in (ppo_learner(), learner, learner)
     )
     assert torch.allclose(first, plain + 1.0, atol=1e-6)
