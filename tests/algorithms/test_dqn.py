@@ -191,18 +191,6 @@ def priorities_of(buffer: Any) -> list[float]:
     return buffer._store.tree.get(buffer._store.ordered_steps()).tolist()  # type: ignore[no-any-return]
 
 
-def test_td_errors_become_priorities() -> None:
-    made = config(train_batch_size_per_learner=3, training_intensity=1.0, td_error_loss_fn="mse")
-    made.training(replay_buffer_config={"alpha": 1.0, "beta": 0.0, "capacity": 100})
-    learner = learner_with(made, [[1.0, 1.0, 1.0], [0.0, 0.0, 0.0]], [[0.0, 0.0, 0.0], [0.0, 0.0, 0.0]])
-    buffer = learner.source.buffer
-
-    learner.update(episodes=episode(terminated=True))
-    changed = {p for p in priorities_of(buffer) if p != 1.0}
-    assert changed
-    assert changed <= {1e-6, 4.0 - 1.0}  # |r - 1| of the rewards 1 and 4; that of 2 is the initial priority
-
-
 def test_target_networks_follow_after_so_many_sampled_steps() -> None:
     made = config(
         train_batch_size_per_learner=3, training_intensity=2.0, target_network_update_freq=6, tau=0.25

@@ -1,4 +1,4 @@
-"""README.md and docs/**/*.md name nothing that is not there: files, commands, flags, extras, modules and settings."""
+"""README.md and docs/**/*.md: they name nothing that is not there, open well, and avoid some words."""
 
 from __future__ import annotations
 
@@ -14,17 +14,15 @@ import rlzmq
 from rlzmq.algorithms import ALGORITHMS
 from rlzmq.cli.main import COMMANDS, main
 from rlzmq.envs import wrappers as environments
-from tests.docs.pages import BUILT, name_of
-from tests.docs.pages import PAGES as WRITTEN
+from tests.docs.pages import BUILT, PAGES, ROOT, name_of
 
-ROOT = Path(__file__).parents[2]
-PAGES = [*WRITTEN, ROOT / "SECURITY.md"]
+CLAIMING = [*PAGES, ROOT / "SECURITY.md"]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 EXTRAS = {name: needs for name, needs in PROJECT["optional-dependencies"].items() if name != "all"}
 
 
 def texts() -> dict[str, str]:
-    return {name_of(page): page.read_text(encoding="utf-8") for page in PAGES}
+    return {name_of(page): page.read_text(encoding="utf-8") for page in CLAIMING}
 
 
 def test_every_extra_is_of_use() -> None:
@@ -63,7 +61,7 @@ def test_extras_that_are_named_exist() -> None:
 def test_files_that_are_named_exist() -> None:
     missing = [
         f"{page.name}: {target}"
-        for page in PAGES
+        for page in CLAIMING
         for pattern in (r"\]\(([^)#:]+)(?:#[^)]*)?\)", r"((?:scripts|tests)/[\w/]+\.(?:py|txt))")
         for target in re.findall(pattern, page.read_text(encoding="utf-8"))
         if not (BUILT.search(target) or (page.parent / target).exists() or (ROOT / target).exists())
@@ -117,3 +115,61 @@ def test_settings_that_are_set_in_the_docs_exist() -> None:
     for page, text in texts().items():
         for names in re.findall(r"`config\.(?!toml\b)(\w+)", text):
             assert hasattr(config, names), f"{page}: config.{names}"
+
+
+READMES = sorted((ROOT / "rlzmq" / "algorithms").glob("*/README.md"))
+NO_PROSE = re.compile(r"^```.*?^```|`[^`\n]*`|\]\([^)]*\)", re.DOTALL | re.MULTILINE)
+# Words of a diary or of a translation; "the newest" is "the latest" or "the last".
+AVOIDED = re.compile(
+    r"\b(?:likewise|in turn|newest|anew|beside other|none if there is none|an advice|belongs? into|at hand|formerly|"
+    r"an earlier run|no longer|say in|with nothing else|of (?:mine|yours|theirs))\b",
+    re.IGNORECASE,
+)
+COMMAND = re.compile(r"^(?:\$ )?(?:rlzmq|python3?|pip|kubectl|srun|torchrun|sky|helm|curl) ")
+MAX_COLUMNS, NUM_LINES = 80, 15
+
+
+def blocks(text: str) -> list[tuple[str, list[str]]]:
+    """The fenced blocks of a page: language and lines."""
+    return [
+        (language, block.splitlines())
+        for language, block in re.findall(r"^```([^\n]*)\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
+    ]
+
+
+@pytest.mark.parametrize("page", [*PAGES, *READMES], ids=name_of)
+def test_a_page_opens_with_something_to_see_or_to_type(page: Path) -> None:
+    top = page.read_text(encoding="utf-8").splitlines()[:NUM_LINES]
+    assert re.match(r"# \S", top[0])
+    assert any(line.startswith(("```", "![")) for line in top), "no picture, and no block that runs"
+
+
+@pytest.mark.parametrize("page", [*PAGES, *READMES, ROOT / "CONTRIBUTING.md"], ids=name_of)
+def test_prose_is_plain(page: Path) -> None:
+    prose = NO_PROSE.sub("", page.read_text(encoding="utf-8"))
+    assert AVOIDED.findall(prose) == []
+
+
+@pytest.mark.parametrize("page", [*PAGES, *READMES, ROOT / "CONTRIBUTING.md"], ids=name_of)
+def test_code_and_commands_fit_their_column(page: Path) -> None:
+    wide = [
+        line
+        for language, lines in blocks(page.read_text(encoding="utf-8"))
+        for line in lines
+        if len(line) > MAX_COLUMNS and (language in ("python", "py") or COMMAND.match(line))
+    ]
+    assert wide == []
+
+
+def test_readmes_first_screen_has_all_that_a_newcomer_looks_for() -> None:
+    first = (ROOT / "README.md").read_text(encoding="utf-8").partition("\n## ")[0]
+    assert "docs/kill.gif" in first
+    assert "docs/peers.svg" in first
+    (python, code), (_, commands) = blocks(first)
+    assert python == "python"
+    assert len([line for line in code if line]) == 8
+    typed = ["pip install .", "python3 scripts/demo.py", "python3 scripts/test.py"]
+    assert [line.split("  ")[0] for line in commands] == typed
+    assert len(re.findall(r"^\|", first, re.MULTILINE)) == 2 + 6
+    links = first[first.index("**Docs:**") :]
+    assert len(re.findall(r"\]\(", links)) == 4

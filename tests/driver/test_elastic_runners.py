@@ -84,12 +84,6 @@ def test_a_key_of_another_run_ends_with_69(tmp_path: Path) -> None:
         algo.train()
 
 
-@pytest.mark.parametrize("listen", ["tcp://*:5555", "tcp://0.0.0.0:5555", "tcp://127.0.0.1", "127.0.0.1:5"])
-def test_wildcards_and_malformed_addresses_are_refused(listen: str, tmp_path: Path) -> None:
-    with pytest.raises(ConfigurationError):
-        listening(tmp_path, listen=listen).validate()
-
-
 def test_the_config_travels_as_plain_data(tmp_path: Path) -> None:
     config = listening(tmp_path)
     name, settings = unpack_config(pack_config(config))

@@ -1,17 +1,24 @@
-"""A link ends with an error in its role's code, and says goodbye whatever its peer does."""
+"""A link ends with an error in its role's code, and says goodbye; runners of one host share the broker's weights."""
 
 from __future__ import annotations
 
 import asyncio
+import os
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from rlzmq.core.addresses import SocketDirectory
-from rlzmq.net.context import Context
+from rlzmq.net.context import Context, SocketOptions
 from rlzmq.net.socket import DrainSocket
+from rlzmq.protocol.core import Send
+from rlzmq.protocol.runner_core import RunnerCore
+from rlzmq.roles.neighbors import Neighbors
 from rlzmq.roles.peer_link import PeerLink
-from rlzmq.wire.messages import Goodbye, decode_message
+from rlzmq.wire.codec import new_publication_buffer, notice_of, open_publication, seal_publication
+from rlzmq.wire.messages import Goodbye, SnapshotRequest, decode_message
+from tests.support.runs import until_async
 
 
 class FailingCore:
@@ -87,3 +94,93 @@ async def test_a_peer_that_stops_during_a_lease_says_goodbye_nevertheless() -> N
             await link.stop()
         async with asyncio.timeout(30):
             assert await received == Goodbye("before its last fragment was finished")
+
+
+_OPTIONS = SocketOptions(max_message_bytes=1 << 20, reconnect_interval_max_ms=100)
+
+
+@pytest.fixture(autouse=True)
+def a_host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+
+
+class Runner:
+    """A runner of run "run" as its neighbors see it; ``asked``: its requests to the broker, ``got``: versions."""
+
+    def __init__(self, context: Context, name: str) -> None:
+        self.asked, self.got = list[SnapshotRequest](), list[int]()
+        self.core = RunnerCore("run", name, name, sample=lambda *_: None, num_envs=1)
+        self.neighbors = Neighbors(
+            self.core,
+            context,
+            _OPTIONS,
+            ask=self.asked.append,
+            want=self._want,
+            take=lambda frame: self.got.append(open_publication(frame)[0].version),
+        )
+
+    def announce(self, frame: bytes) -> None:
+        """The broker's notice arrives, as it does at a runner's link; the runner needs the weights."""
+        notice = notice_of(open_publication(frame)[0])
+        self.core.take_weights(notice, 0.0)
+        self.neighbors.offer(notice)
+        self._want(SnapshotRequest(0, self.got[-1] if self.got else 0))
+
+    def _want(self, request: SnapshotRequest) -> None:
+        for instruction in self.core.ask_for(request, 0.0):
+            assert isinstance(instruction, Send)
+            assert isinstance(instruction.message, SnapshotRequest)
+            self.neighbors.request(instruction.message)
+
+
+def weights(version: int) -> bytes:
+    buffer = new_publication_buffer(400_000)
+    seal_publication(buffer, run_id="run", generation=0, version=version, layout_digest="")
+    return buffer.tobytes()
+
+
+async def test_weights_are_asked_of_the_broker_once_and_reach_all(tmp_path: Path) -> None:
+    context = Context()
+    first, *others = runners = [Runner(context, f"runner-{number}") for number in range(4)]
+    for version in (1, 2, 3):
+        frame = weights(version)
+        for runner in runners:
+            runner.announce(frame)
+        await asyncio.sleep(0.05)
+        first.neighbors.offer(frame)
+        await until_async(lambda version=version: all(runner.got[-1:] == [version] for runner in others))
+        assert len(first.asked) == version
+    assert not any(runner.asked for runner in others)
+    for runner in reversed(runners):
+        runner.neighbors.close()
+    assert not os.listdir(tmp_path)
+    context.close()
+
+
+async def test_the_next_runner_that_lacks_weights_takes_the_place_of_one_that_ended() -> None:
+    context = Context()
+    first, second, third = runners = [Runner(context, f"runner-{number}") for number in range(3)]
+    for runner in runners:
+        runner.neighbors.request(SnapshotRequest(0, 0))
+    first.neighbors.close()
+    second.neighbors.request(SnapshotRequest(0, 0))
+    assert second.asked == [SnapshotRequest(0, 0)]
+    second.neighbors.offer(weights(1))
+    # as the core repeats it
+    await until_async(lambda: third.got or third.neighbors.request(SnapshotRequest(0, 0)))
+    for runner in (third, second):
+        runner.neighbors.close()
+    context.close()
+
+
+async def test_a_neighbor_that_the_broker_does_not_know_is_passed_over() -> None:
+    context = Context()
+    first, second = (Runner(context, f"runner-{number}") for number in range(2))
+    first.neighbors.request(SnapshotRequest(0, 0))
+    for _ in range(2):
+        second.neighbors.request(SnapshotRequest(0, 0))
+        await asyncio.sleep(0.02)
+    assert second.asked == [SnapshotRequest(0, 0)]
+    second.neighbors.close()
+    first.neighbors.close()
+    context.close()
