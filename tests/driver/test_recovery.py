@@ -204,7 +204,7 @@ async def test_too_few_learners_or_the_death_of_all_without_a_copy_end_the_run_a
 
 @pytest.mark.parametrize(
     ("num_learners", "what"),
-    [(1, "checkpoint"), (2, "checkpoint"), (2, "copy"), (2, "copy, one after the other")],
+    [(1, "copy"), (2, "checkpoint"), (2, "copy, one after the other")],
 )
 async def test_the_death_of_all_learners_goes_back_to_the_last_state_that_the_driver_has(
     num_learners: int, what: str, tmp_path: Path

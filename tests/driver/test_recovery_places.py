@@ -18,20 +18,20 @@ from rlzmq.replay import write_shard
 from tests.support.runs import small as small_run
 
 PLACES = [
-    (small, "broker.Fragment@broker:kill:3"),  # in the ledger, not acknowledged
     (small, "broker.UpdateDone@broker:kill:3"),  # trained, the driver not told
     (small, "broker.Weights@broker:kill:2"),
     (small, "learner.Shard@learner-1:kill:2"),  # delivered, not decoded
     (small, "learner.vote@learner-0:kill:2"),  # all steps done, no vote
     (small, "learner.trained@learner-0:kill:2"),  # trained, the broker not told
     (small, "learner.voted@learner-1:stop:2"),  # hangs
-    (small, "runner.sampled@runner-0:kill:2"),
     (small, "runner.Lease@runner-0:kill:3"),
     (large, "runner.sent@runner-0:kill:2"),  # nobody but the socket knows of the segment
     (large, "broker.Fragment@broker:kill:3"),  # held and in the ledger, not acknowledged
     (large, "learner.train@learner-0:kill:2"),
 ]
 MORE_PLACES = [
+    (small, "runner.sampled@runner-0:kill:2"),
+    (small, "broker.Fragment@broker:kill:3"),  # in the ledger, not acknowledged
     (small, "broker.OpenUpdate@broker:kill:2"),
     (small, "broker.ShardReady@broker:kill:2"),
     (small, "broker.DriverState@broker:kill:2"),
