@@ -148,16 +148,18 @@ class ConnectorPipelineV2(ConnectorV2):
         """Run the batch through pieces ``begin … end - 1`` only, with all arguments of `__call__`."""
         batch = {} if batch is None else batch
         shared_data = {} if shared_data is None else shared_data
-        for index in range(begin, end):
-            piece = self.connectors[index]
+        for index, piece in enumerate(self.connectors[begin:end], begin):
             start_s = time.perf_counter()
             try:
                 batch = piece(batch=batch, shared_data=shared_data, **arguments)
             except Exception as error:
-                error.add_note(f"in {self._where(index)}")
+                ours = [type(each).__module__.startswith("rlzmq.") for each in self.connectors[: index + 1]]
+                is_lost = isinstance(error, KeyError) and ours[-1] and not all(ours)
+                hint = ": do the pieces before it return every column that they get?" if is_lost else ""
+                error.add_note(f"in {self._where(index)}{hint}")
                 raise
             if not isinstance(batch, dict):
-                raise ValueError(
+                raise ConfigurationError(
                     f"{self._where(index)} must return the batch, a dict, but returned "
                     f"{type(batch).__name__}. Does its __call__ end with `return batch`?"
                 )
@@ -167,10 +169,8 @@ class ConnectorPipelineV2(ConnectorV2):
         return batch
 
     def _where(self, index: int) -> str:
-        return (
-            f"connector piece {self.piece_names[index]!r} (number {index + 1} of {len(self.connectors)} "
-            f"in {type(self).__name__})"
-        )
+        place = f"number {index + 1} of {len(self.connectors)} in {type(self).__name__}"
+        return f"connector piece {self.piece_names[index]!r} ({place})"
 
     @property
     def piece_timers(self) -> dict[str, list[float]]:

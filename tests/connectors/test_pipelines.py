@@ -22,6 +22,7 @@ from rlzmq.connectors.env_to_module import (
     SingleAgentObservationPreprocessor,
     WriteObservationsToEpisodes,
 )
+from rlzmq.connectors.module_to_env import NormalizeAndClipActions
 from rlzmq.connectors.pipelines import (
     ConnectorPipelineV2,
     EnvToModulePipeline,
@@ -111,6 +112,10 @@ def test_an_error_in_a_piece_carries_a_note_that_names_it() -> None:
     with pytest.raises(RuntimeError, match="boom") as caught:
         call(pipeline, [])
     assert any("Failing" in note for note in caught.value.__notes__)
+    pieces = [PassThrough(), NormalizeAndClipActions(OBS_SPACE, gym.spaces.Box(-1.0, 1.0, (1,)))]
+    with pytest.raises(KeyError, match="actions") as lost:  # by a piece before it, perhaps
+        call(ConnectorPipelineV2(connectors=pieces), [])
+    assert "the pieces before it" in lost.value.__notes__[0]
 
 
 def test_spaces_are_propagated_after_every_edit() -> None:
