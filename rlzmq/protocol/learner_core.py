@@ -233,7 +233,7 @@ class LearnerCore(PeerCore):
         Args:
             update_id, attempt: Those of the plan.
             trained: Whether it was applied.
-            num_trained_steps: Number of steps that went through the loss (replayed ones count once per use).
+            num_trained_steps: Steps that went through the loss on all ranks (replayed ones count once per use).
             results: One `payloads.pack_blob` frame.
             now: Current time in seconds.
         """
@@ -244,9 +244,7 @@ class LearnerCore(PeerCore):
         self._running = None
         self.next_update = update_id + 1
         self._memory.note_trained(held.train_ranges)
-        done = UpdateDone(
-            update_id, attempt, self.generation, self.rank, self.num_ranks, trained, num_trained_steps
-        )
+        done = UpdateDone(update_id, attempt, self.generation, self.rank, trained, num_trained_steps)
         payload = (results, *held.train_ranges)
         self._memory.done[update_id] = Done(done, payload, now)
         return [Send(b"", done, payload), *self._advance(now)]

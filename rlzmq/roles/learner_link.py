@@ -505,7 +505,7 @@ class LearnerLink(PeerLink):
                 trace.span("train", start, self._trained_at, update=update.update_id)
                 for _, _, shard, _ in decoded:
                     trace.flow(str(shard.fragment), start, ends=True)
-            return pack_blob(results), weights, results["__all_modules__"]["num_env_steps_trained"]
+            return pack_blob(results), weights, self._learner.report.num_env_steps
 
         def finish(done: asyncio.Future[Any]) -> None:
             if (error := done.exception()) is not None:

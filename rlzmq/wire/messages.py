@@ -571,14 +571,14 @@ class UpdateDone(WireMessage):
 
     Payload: one frame, the `payloads.pack_blob` of the update's results, then the two frames of TRAIN.
 
-    The generation is that of the current group; ``rank`` and ``num_ranks`` are those in the group that trained it.
+    The generation is that of the current group, the rank that in the group that trained it. ``num_trained_steps``
+    counts the env steps that all ranks trained, with repetitions.
     """
 
     update_id: int
     attempt: int
     generation: int
     rank: int
-    num_ranks: int
     trained: bool
     num_trained_steps: int
 

@@ -145,7 +145,7 @@ class World:
             ready = self.m.ShardReady(message.update_id, message.attempt, message.generation, 0)
             self.after(0.001, lambda: self.send(peer, ready, key="update"))
         elif kind == "Train":
-            done = self.m.UpdateDone(message.update_id, message.attempt, message.generation, 0, 1, True, 1)
+            done = self.m.UpdateDone(message.update_id, message.attempt, message.generation, 0, True, 1)
             self.after(0.01, lambda: self.trained(peer, done, payload))
         elif kind == "CommitReport":
             self.after(0.001, lambda: self.reported(message.update_id))

@@ -178,10 +178,8 @@ class Bench:
         self.make_ready(1)
         return plan
 
-    def done(
-        self, plan: ShardPlan | Train, rank: int = 0, num_ranks: int = 1, trained: bool = True
-    ) -> list[Any]:
-        message = UpdateDone(plan.update_id, plan.attempt, plan.generation, rank, num_ranks, trained, 1)
+    def done(self, plan: ShardPlan | Train, rank: int = 0, trained: bool = True) -> list[Any]:
+        message = UpdateDone(plan.update_id, plan.attempt, plan.generation, rank, trained, 1)
         run = self.state.plans.get(plan.update_id)
         ranges = run.ranges if run is not None else []
         return self.send(f"learner-{rank}", message, (b"results", *pack_ranges(ranges)))

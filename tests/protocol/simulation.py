@@ -224,6 +224,7 @@ class Simulation:
         self._reader.account(report, sum(num for _, num in fragments), self._account)
         results = [unpack_blob(blob) for blob in report.results]
         assert results, f"update {done.update_id} was reported without results"
+        assert self.plan.has_replay or done.num_trained_steps == done.num_env_steps
         self._account.note_sources(results)
         # A rank that has joined repeats the results of the one whose state it adopted.
         of_ranks = [result["__all_modules__"]["batch_source"] for result in results if result]
@@ -535,7 +536,7 @@ class Simulation:
             "num_added": member.num_held,
         }
         results = pack_blob({"__all_modules__": {"batch_source": source}} if self.plan.has_replay else {})
-        num_trained = before // len(self.group) if self.plan.has_replay else sum(i.num_steps for i in mine)
+        num_trained = before if self.plan.has_replay else sum(item.num_steps for item in step.ranges)
         done = member.core.update_trained(step.update_id, step.attempt, True, num_trained, results, self.now)
         self.do(member, done)
         if member.rank == 0:

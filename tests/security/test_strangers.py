@@ -114,7 +114,7 @@ def test_a_runners_key_gives_a_runners_rights_only(run: Run) -> None:
         (OpenUpdate(0, 1, 1, 0), ()),
         (ConnectorState(10**6), (b"x",)),
         (Reset(10**6, 0), ()),
-        (UpdateDone(0, 0, 0, 0, 1, True, 1), (b"", b"", b"")),
+        (UpdateDone(0, 0, 0, 0, True, 1), (b"", b"", b"")),
     ]
     answers = asyncio.run(_answers(join, hello, forbidden))
     assert [answer.reason for answer in answers] == ["role"] * len(forbidden)

@@ -257,8 +257,7 @@ class Plan:
         is_training: Whether TRAIN was sent; the plan is then fixed until the generation ends.
         done_by: Ids of the learners that have sent UPDATE_DONE. A new one repeats that of the rank whose state it has.
         results: Results of each rank's UPDATE_DONE, by its rank in the group that trained it.
-        trained_steps: Env steps that each rank trained, counting repetitions.
-        num_trainers: Number of ranks in the group that trained it, which may differ from the current group.
+        num_trained_steps: Env steps that all ranks trained, counting repetitions.
         planned_at: When its batch was complete; None if it was adopted.
     """
 
@@ -273,8 +272,7 @@ class Plan:
     ready: set[int] = field(default_factory=set)
     is_training: bool = False
     trained: bool = True
-    trained_steps: dict[int, int] = field(default_factory=dict)
-    num_trainers: int = 0
+    num_trained_steps: int = 0
     done_by: set[str] = field(default_factory=set)
     results: dict[int, Buffer] = field(default_factory=dict)
     planned_at: float | None = None
@@ -283,15 +281,6 @@ class Plan:
     def num_steps(self) -> int:
         """Number of env steps in the whole batch."""
         return sum(item.num_steps for item in self.ranges)
-
-    @property
-    def num_trained_steps(self) -> int:
-        """Number of env steps trained by all ranks, with repetitions; estimated for ranks without UPDATE_DONE."""
-        if not self.trained:
-            return 0
-        if not self.trained_steps:
-            return self.num_steps
-        return round(sum(self.trained_steps.values()) * self.num_trainers / len(self.trained_steps))
 
 
 @dataclass(slots=True)

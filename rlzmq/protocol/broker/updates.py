@@ -328,8 +328,7 @@ class Updates:
         plan.done_by.add(peer.uuid)
         plan.results[message.rank] = event.payload[0] if event.payload else b""
         plan.trained = message.trained
-        plan.num_trainers = message.num_ranks
-        plan.trained_steps[message.rank] = message.num_trained_steps
+        plan.num_trained_steps = message.num_trained_steps
         peer.next_update = max(peer.next_update, message.update_id + 1)
 
     # ------------------------------------------------------------------ progress
