@@ -25,7 +25,7 @@ from rlzmq.wire.codec import (
 )
 from rlzmq.wire.messages import decode_message
 
-LARGE = SocketOptions(max_message_bytes=1 << 26, linger_ms=500)
+OPTIONS = SocketOptions(max_message_bytes=1 << 26, linger_ms=500)
 HEADER = b"\2\7shard"
 
 
@@ -55,7 +55,7 @@ class Door:
             self.context,
             "DEALER",
             received.put_nowait,
-            options=LARGE,
+            options=OPTIONS,
             curve=curve,
             routing_id=role.encode(),
             packs=True,
