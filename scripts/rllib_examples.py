@@ -44,6 +44,7 @@ NOT_FOR_US = {  # what a script that is not counted uses
     "Ray itself": r"\bray\.(remote|get|get_actor|get_gpu_ids|nodes|data|serve|_common)\b|rlzmq import (data|serve)",
     "another script, which it starts or names": r"^raise NotImplementedError|subprocess\.run\(command",
     "DreamerV3": r"DreamerV3",
+    "a GPU": r"num_gpus_per_learner=args|torch\.cuda\.amp",
     "a game from the network": r"footsies",
 }
 ARGUMENTS = """--stop-iters=1 --stop-reward=1e9 --stop-timesteps=1000000000 --algo=PPO --framework=torch --num-agents=0
@@ -174,8 +175,9 @@ def why_not(path: Path, copy: Path) -> str | None:
 
 def run(path: Path, copy: Path, limit_s: float) -> dict[str, Any]:
     """Run a script; return its last line and whether it succeeded."""
-    wanted = re.findall(r"assert args\.(\w+) (?:==|>) \"?(\w+)", path.read_text())
+    wanted = re.findall(r"(?:assert|if) args\.(\w+) (?:==|>) \"?(\w+)(?=\"?,|:\n +raise)", path.read_text())
     flags = [f"--{name.replace('_', '-')}={2 if value == '0' else value}" for name, value in wanted]
+    flags += [f"{name}=0" for name in re.findall(r'"(--stop-reward-[\w-]+)"', path.read_text())]
     begin = time.monotonic()
     with tempfile.TemporaryDirectory() as home:
         path_of_modules = [str(copy.parent), str(ROOT), os.environ.get("PYTHONPATH", "")]

@@ -225,6 +225,7 @@ _ROWS: dict[tuple[str, str], dict[str, str | dict[str, Any]]] = {
     },
     (_EVERY_CONFIG, "debugging"): {
         "log_sys_usage": _only(False, "use the tools of the operating system."),
+        "logger_config": "iterations are logged to RunConfig(log='tb'), or `rlzmq train --log tb`.",
     },
     (_EVERY_CONFIG, "python_environment"): {
         "extra_python_environs_for_driver extra_python_environs_for_worker": _only(

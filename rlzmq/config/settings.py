@@ -134,8 +134,12 @@ class Setting:
                 self._adapter = TypeAdapter(self.annotation, config=ConfigDict(arbitrary_types_allowed=True))
             except PydanticUserError:
                 self._adapter = TypeAdapter(self.annotation)
-        if isinstance(value, enum.Enum) and typing.get_origin(self.annotation) is typing.Literal:
-            value = value.value  # e.g. gymnasium.VectorizeMode
+        if typing.get_origin(self.annotation) is typing.Literal:
+            value = value.value if isinstance(value, enum.Enum) else value  # e.g. gymnasium.VectorizeMode
+            if isinstance(value, str) and value.lower() in typing.get_args(
+                self.annotation
+            ):  # RLlib's "ASYNC"
+                value = value.lower()
         if isinstance(value, bool) and _wants_number(self.annotation):
             raise ConfigurationError(f"config.{self.name}: expected {self.expected}, got {value!r} (a bool).")
         try:

@@ -323,7 +323,7 @@ _INSTEAD = _by_word(
             "_enable_new_api_stack _enable_rl_module_api _enable_learner_api _disable_preprocessor_api"
         ),
         "`rlzmq train --log tb`, or callbacks(…)": (
-            "logger set_logger logger_creator logger_config tensorboard_log UnifiedLogger"
+            "logger set_logger logger_creator tensorboard_log UnifiedLogger"
         ),
         "evaluation(evaluation_config={'env': …})": "eval_env",
         "nothing: algo.keep_checkpoints(directory) keeps the best one, too": "best_model_save_path",

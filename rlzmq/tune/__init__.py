@@ -97,6 +97,7 @@ _INSTEAD = {
 _TRACKERS = {
     "WandbLoggerCallback": "RunConfig(log='wandb')",
     "MLflowLoggerCallback": "RunConfig(log='mlflow')",
+    "NoopLogger": "nothing: leave it out",
 }
 
 
@@ -112,8 +113,8 @@ def _tracker(name: str) -> Callable[..., NoReturn]:
 if not TYPE_CHECKING:  # a name that is not there is an error to a type checker, too
 
     def __getattr__(name: str) -> object:
-        if name == "registry":  # it imports torch
-            return importlib.import_module("rlzmq.tune.registry")
+        if name in ("logger", "registry", "result"):  # modules of Ray's; the registry imports torch
+            return importlib.import_module(f"rlzmq.tune.{name}")
         if name in _TRACKERS:
             return _tracker(name)
         instead = f" Instead: {_INSTEAD[name]}." if name in _INSTEAD else ""

@@ -106,6 +106,7 @@ def test_a_config_answers_what_rllibs_concept_pages_ask_it() -> None:
     config = PPOConfig().api_stack(True, True).environment("CartPole-v1").learners(num_gpus_per_learner=0)
     assert (config.enable_rl_module_and_learner, config.enable_env_runner_and_connector_v2) == (True, True)
     assert (config.framework_str, config.is_online, config.is_offline) == ("torch", True, False)
+    assert config.env_runners(gym_env_vectorize_mode="SYNC").gym_env_vectorize_mode == "sync"
     config.env_runners(num_env_runners=0, env_to_module_connector=lambda env: FrameStacking(num_frames=4))
     config.training(
         learner_connector=lambda obs, act: FrameStacking(num_frames=4, as_learner_connector=True),

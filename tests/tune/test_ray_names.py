@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from rlzmq import PPO, ResultGrid, tune
+from rlzmq import PPO, PPOConfig, ResultGrid, tune
 from rlzmq.core.errors import ConfigurationError
 from rlzmq.tune import registry
 from tests.tune.trainables import score, with_checkpoints
@@ -61,8 +61,10 @@ def test_callbacks_follow_a_search(run_config: tune.RunConfig) -> None:
     assert log.calls[3:] == [("end", False, False), ("start", "00001"), ("end", True, True), ("over", 2)]
 
 
-def test_the_names_of_rays_registry() -> None:
+def test_modules_of_rays_are_attributes_of_tune() -> None:
     assert tune.registry is registry  # type: ignore[attr-defined]
+    assert tune.result.TRAINING_ITERATION == "training_iteration"  # type: ignore[attr-defined]
+    PPOConfig().debugging(logger_config={"type": tune.logger.NoopLogger})  # type: ignore[attr-defined]
     assert registry.get_trainable_cls("PPO") is PPO
     assert registry.register_env is tune.register_env
 
