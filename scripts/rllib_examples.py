@@ -30,6 +30,7 @@ import numpy as np
 ROOT = Path(__file__).resolve().parents[1]
 CACHE = Path(tempfile.gettempdir()) / f"rllib-examples-{os.getuid()}"
 NUM_STEPS = int(os.environ.get("NUM_STEPS", 512))
+NUM_ENV_RUNNERS = int(os.environ.get("NUM_ENV_RUNNERS", 1))
 
 REWRITTEN = (  # in this order
     (r"\bray\.rllib\.utils\.test_utils\b", "scripts.rllib_examples"),
@@ -108,7 +109,7 @@ def run_rllib_example_script_experiment(
     if args.evaluation_interval:
         config.evaluation(**{n: v for n, v in vars(args).items() if n.startswith("evaluation_")})
     most = {
-        "num_env_runners": 1,
+        "num_env_runners": NUM_ENV_RUNNERS,
         "train_batch_size_per_learner": NUM_STEPS,
         "minibatch_size": NUM_STEPS,
         "num_epochs": 2,
@@ -176,7 +177,8 @@ def why_not(path: Path, copy: Path) -> str | None:
 def run(path: Path, copy: Path, limit_s: float) -> dict[str, Any]:
     """Run a script; return its last line and whether it succeeded."""
     wanted = re.findall(r"(?:assert|if) args\.(\w+) (?:==|>) \"?(\w+)(?=\"?,|:\n +raise)", path.read_text())
-    flags = [f"--{name.replace('_', '-')}={2 if value == '0' else value}" for name, value in wanted]
+    flags = [f"--{name.replace('_', '-')}={value}" for name, value in wanted if value != "0"]
+    flags += ["--num-agents=2"] * (("num_agents", "0") in wanted)
     flags += [f"{name}=0" for name in re.findall(r'"(--stop-reward-[\w-]+)"', path.read_text())]
     begin = time.monotonic()
     with tempfile.TemporaryDirectory() as home:

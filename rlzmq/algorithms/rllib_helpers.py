@@ -176,7 +176,7 @@ def convert_to_numpy(x: object, reduce_type: bool = False) -> Any:
     """Return the tree with tensors as arrays, and float64 as float32 if `reduce_type`."""
 
     def converted(leaf: Any) -> Any:
-        leaf = leaf.detach().cpu().numpy() if isinstance(leaf, Tensor) else leaf
+        leaf = leaf.detach().cpu().numpy().copy() if isinstance(leaf, Tensor) else leaf
         is_double = reduce_type and getattr(leaf, "dtype", None) == np.float64
         return leaf.astype(np.float32) if is_double else leaf
 

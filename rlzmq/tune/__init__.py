@@ -87,8 +87,7 @@ __all__ = [
 ]
 
 _INSTEAD = {
-    "run": "tune.Tuner(trainable, param_space=…, tune_config=…, run_config=…).fit()",
-    "run_experiments": "tune.Tuner(trainable, param_space=…, tune_config=…, run_config=…).fit()",
+    **dict.fromkeys(("run", "run_experiments"), "tune.Tuner(trainable, param_space=…, run_config=…).fit()"),
     "ExperimentAnalysis": "the ResultGrid that Tuner.fit() returns",
     "SyncConfig": "RunConfig(storage_path=…), a directory",
     "JupyterNotebookReporter": "CLIReporter",
