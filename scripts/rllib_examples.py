@@ -45,7 +45,6 @@ NOT_FOR_US = {  # what a script that is not counted uses
     "Ray itself": r"\bray\.(remote|get|get_actor|get_gpu_ids|nodes|data|serve|_common)\b|rlzmq import (data|serve)",
     "another script, which it starts or names": r"^raise NotImplementedError|subprocess\.run\(command",
     "DreamerV3": r"DreamerV3",
-    "a GPU": r"num_gpus_per_learner=args|torch\.cuda\.amp",
     "a game from the network": r"footsies",
 }
 ARGUMENTS = """--stop-iters=1 --stop-reward=1e9 --stop-timesteps=1000000000 --algo=PPO --framework=torch --num-agents=0
@@ -65,8 +64,7 @@ def add_rllib_example_script_args(
     parser: argparse.ArgumentParser | None = None, **defaults: Any
 ) -> argparse.ArgumentParser:
     """Return a parser with the arguments that RLlib's scripts share."""
-    parser = parser or argparse.ArgumentParser()
-    parser.conflict_handler = "resolve"
+    parser = parser or argparse.ArgumentParser(conflict_handler="resolve")
     for name, is_value, default in (argument.partition("=") for argument in ARGUMENTS.split()):
         if is_value:
             parser.add_argument(name, type=_value, default=_value(default))
@@ -163,6 +161,8 @@ def why_not(path: Path, copy: Path) -> str | None:
     text = path.read_text()
     if "# @OldAPIStack" in text:
         return "the old API stack"
+    if path.parent.name == "gpus":
+        return "a GPU"
     parts = [
         copy.parent / f"{name.replace('.', '/')}.py" for name in re.findall(r"from (of_rllib\.[\w.]+)", text)
     ]
