@@ -189,9 +189,8 @@ class MLP(nn.Module):
         linear, steps = nn.functional.linear, self._steps
         if [*self._modules["layers"]._modules.values()] != self._steps_of:  # type: ignore[union-attr]
             steps = self.steps()
-        lead = x.shape[:-1]
-        is_flat = x.ndim == 2
-        if not is_flat and len(lead) > 1 and self._is_by_row:
+        lead = () if x.ndim == 2 else x.shape[:-1]
+        if len(lead) > 1 and self._is_by_row:
             # Otherwise the layers' results would be views, which in-place activations copy.
             x = x.flatten(0, -2)
         if x.dtype is not torch.float32:
@@ -208,7 +207,7 @@ class MLP(nn.Module):
         if is_mixed:
             with torch.autocast(x.device.type, enabled=False):
                 x = self.layers[-1](x.float())
-        return x if is_flat or len(lead) < 2 or not self._is_by_row else x.view(*lead, x.shape[-1])
+        return x.view(*lead, x.shape[-1]) if len(lead) > 1 and self._is_by_row else x
 
 
 def _step(layer: nn.Module, activation: Callable[[Tensor], Tensor] | None) -> Layer:
