@@ -99,16 +99,14 @@ def apply_settings(config: BaseConfig, options: Any) -> None:
         for setting, given in vars(getattr(options, field.name)).items():
             if not given:
                 continue
-            value = (
-                table_from_texts(setting, given)
-                if isinstance(given, list)
-                else _value(config, setting, given)
-            )
+            is_table = isinstance(given, list)
             try:
+                value = table_from_texts(setting, given) if is_table else _value(config, setting, given)
                 setattr(config, setting, value)
             except ConfigurationError as error:
                 text = str(error).replace(f"config.{setting}", flag_of(setting))
-                raise ConfigurationError(text.partition(" Set it with .")[0]) from None
+                more = " A range is LOW..HIGH or LOW..HIGH:log." if ".." in given else ""
+                raise ConfigurationError(text.partition(" Set it with .")[0] + more) from None
 
 
 def _value(config: BaseConfig, setting: str, text: str) -> object:
@@ -118,8 +116,7 @@ def _value(config: BaseConfig, setting: str, text: str) -> object:
     if setting in _WRAPPERS:
         return split_wrappers(text)
     if setting in _NAMES:
-        parsed = _parsed_json(text, default=None)
-        return parsed or [name.strip() for name in text.split(",") if name.strip()]
+        return _parsed_json(text, default=None) or [name.strip() for name in text.split(",") if name.strip()]
     options = _options_of(type(config)._fields[setting].annotation)
     if text.lower() in ("none", "null") and type(None) in options:
         return None

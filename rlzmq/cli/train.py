@@ -25,6 +25,7 @@ from rlzmq.cli.main import EXIT_INTERNAL, EXIT_INTERRUPTED, EXIT_USAGE
 from rlzmq.cli.parsing import command, flag_of, import_first, parse
 from rlzmq.cli.servers import check_installed, dashboard_of
 from rlzmq.core import faults
+from rlzmq.core.checkpoint import read_manifest
 from rlzmq.core.errors import CheckpointError, ConfigurationError, Interrupted, printable, short_path
 from rlzmq.core.process import open_stack_channel, outlive_readers
 from rlzmq.core.run_dir import find_checkpoint, run_of
@@ -367,8 +368,7 @@ def _stored_settings(options: TrainOptions) -> dict[str, Any] | None:
         if options.resume != "auto":
             raise _nothing_to_resume(place, found)
         return None
-    config = read_algorithm(found.path).config_to("resume", Given(trust=options.trust))
-    return dict(config.given())
+    return dict(read_algorithm(found.path).config_to("resume", Given(trust=options.trust)).given())
 
 
 def _train(
@@ -540,8 +540,11 @@ def _build(config: AlgorithmConfig, checkpoint: Path | None) -> Any:
     if checkpoint is not None:
         try:
             algorithm.restore_from_path(checkpoint)
-        except BaseException:
+        except BaseException as error:
             algorithm.stop()
+            own, saved = type(algorithm).__name__, read_manifest(checkpoint)["about"].get("algorithm")
+            if isinstance(error, ValueError) and saved != own:
+                raise CheckpointError(f"{own} cannot resume {checkpoint}, of {saved}: {error}") from error
             raise
     return algorithm
 

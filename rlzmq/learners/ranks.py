@@ -24,6 +24,7 @@ import torch
 from torch import nn
 
 from rlzmq.core import faults
+from rlzmq.core.errors import ConfigurationError
 from rlzmq.core.plain import from_plain, to_plain
 from rlzmq.core.process import num_usable_cores
 from rlzmq.learners.distributed import GradientAverage, RankGroup
@@ -405,7 +406,7 @@ def learner_device(config: BaseConfig, rank: int) -> torch.device:
     if not wanted:
         return torch.device("cpu")
     if not num_gpus:
-        raise RuntimeError(
+        raise ConfigurationError(
             f"num_gpus_per_learner={wanted}, but torch sees no CUDA device here: "
             "set num_gpus_per_learner=0 or install a CUDA build of torch."
         )
