@@ -44,7 +44,9 @@ def from_episodes(cls: type[B], episodes: list[Any]) -> B:
 
 
 def kind_of(episode: object) -> str:
-    """Return "several agents" for a MultiAgentEpisode, "one agent" for a SingleAgentEpisode, "" for anything else."""
+    """Return "several agents" or "one agent" for an episode, or a batch of episodes; "" for anything else."""
+    if isinstance(episode, BatchColumns):
+        return "one agent" if episode.groups is None else "several agents"
     if isinstance(episode, SingleAgentEpisode):
         return "one agent"
     return "several agents" if isinstance(episode, MultiAgentEpisode) else ""

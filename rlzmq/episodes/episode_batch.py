@@ -13,7 +13,7 @@ from rlzmq.core.tree import tree_rows
 from rlzmq.episodes import episode_wire
 from rlzmq.episodes.batch_columns import AGENT_LISTS, BatchColumns, chosen_positions
 from rlzmq.episodes.batch_items import from_episodes, new_items
-from rlzmq.episodes.columns import Columns
+from rlzmq.episodes.columns import DEFAULT_MODULE_ID, Columns
 
 __all__ = ["EpisodeBatch", "concat_joined", "join_chunks"]
 
@@ -108,6 +108,31 @@ class EpisodeBatch(BatchColumns):
             elif mask.any():
                 found.append(batch.select(mask))
         return found
+
+    def by_module(self, *, are_mapped: bool) -> dict[str, EpisodeBatch | None] | None:
+        """Return the chunks of each module, episode by episode; None for a module whose agents' columns differ.
+
+        Args:
+            are_mapped: Whether agents are mapped to modules; otherwise all chunks are the default module's. None is
+                returned if the batch is not of that kind.
+        """
+        if are_mapped != (self.groups is not None):
+            return None
+        if self.groups is None:
+            return {DEFAULT_MODULE_ID: None if self.agent_ids is not None else self}
+        return {module_id: self._joined_of(module_id) for module_id in self.get_module_ids()}
+
+    def _joined_of(self, module_id: str) -> EpisodeBatch | None:
+        parts, keys = [], []
+        for group in self.agent_batches:
+            mine = group.select(group.is_of(module_id))
+            if len(mine):
+                parts.append(mine)
+                keys.append((mine.order, mine.episode))
+        if any(part.columns.keys() != parts[0].columns.keys() for part in parts):
+            return None
+        batch = parts[0] if len(parts) == 1 else EpisodeBatch.concat(parts)
+        return batch.select(np.lexsort([np.concatenate(part) for part in zip(*keys, strict=True)]))
 
     def get_returns(self) -> np.ndarray:
         """Return the sum of each chunk's rewards (of all agents), without lookback parts, float64 [C]."""

@@ -395,12 +395,9 @@ class TrainBatchBuilder:
     ) -> dict[str, dict[str, Any]] | None:
         """Return module id → column → CPU tensor ``[rows, ...]``; None if a piece, or the data, needs episodes."""
         connector = self.learner_connector
-        if not connector.on_rows or connector.maps_agents != (episodes.groups is not None):
+        parts = episodes.by_module(are_mapped=connector.maps_agents) if connector.on_rows else None
+        if parts is None:
             return None
-        if episodes.groups is None:
-            parts = {DEFAULT_MODULE_ID: None if episodes.agent_ids is not None else episodes}
-        else:
-            parts = {module_id: _chunks_of(episodes, module_id) for module_id in episodes.get_module_ids()}
         result: dict[str, dict[str, Any]] = {}
         for module_id, chunks in parts.items():
             if module_id not in self.module:
@@ -457,21 +454,6 @@ class TrainBatchBuilder:
             train_batch.columns[module_id] = module_columns
             train_batch.num_module_steps[module_id] = num_steps
         return train_batch
-
-
-def _chunks_of(episodes: EpisodeBatch, module_id: str) -> EpisodeBatch | None:
-    """Return the chunks of a module's agents, episode by episode; None if their columns differ."""
-    parts, keys = [], []
-    for group in episodes.agent_batches:
-        mine = group.select(group.is_of(module_id))
-        if len(mine):
-            parts.append(mine)
-            keys.append((mine.order, mine.episode))
-    if any(part.columns.keys() != parts[0].columns.keys() for part in parts):
-        return None
-    batch = parts[0] if len(parts) == 1 else EpisodeBatch.concat(parts)
-    order = np.lexsort([np.concatenate(part) for part in zip(*keys, strict=True)])
-    return batch.select(order)
 
 
 def _num_trained_env_steps(episodes: EpisodeBatch) -> int:

@@ -675,7 +675,7 @@ def as_batches(episodes: object, *, of_agents: bool = False) -> list[EpisodeBatc
         TypeError: It is something else, or not of one agent (`of_agents`: of several).
     """
     wanted = "several agents" if of_agents else "one agent"
-    if isinstance(episodes, EpisodeBatch) or kind_of(episodes):
+    if kind_of(episodes):
         given: list[Any] = [episodes]
     elif isinstance(episodes, Iterable) and not isinstance(episodes, Mapping | str):
         given = list(episodes)
@@ -683,13 +683,13 @@ def as_batches(episodes: object, *, of_agents: bool = False) -> list[EpisodeBatc
         raise _wrong_type(episodes, of_agents)
     if [item for item in given if not isinstance(item, EpisodeBatch)]:
         for item in given:
-            if kind_of(item) != wanted:
+            if isinstance(item, EpisodeBatch) or kind_of(item) != wanted:
                 raise _wrong_type(item, of_agents)
         given = [EpisodeBatch.from_episodes(given)]
     batches = []
     for one in given:
         batch = one.updated()
-        if (batch.groups is not None) != of_agents and len(batch):
+        if kind_of(batch) != wanted and len(batch):
             raise _wrong_type(batch, of_agents)
         if batch.agent_ids is not None and len(set(map(repr, batch.agent_ids))) > 1:
             raise TypeError(
