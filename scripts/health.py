@@ -97,7 +97,7 @@ FAULTS: dict[str, tuple[set[str], Callable[[], Any]]] = {
     ),
     "the entropy bonus has the wrong sign": (
         {"entropy gone"},
-        lambda: ppo(Unrewarding, {"reward": 1.0}, entropy_coeff=[(0, -1.0), (10**9, -1.0)], lr=0.05),
+        lambda: ppo(Unrewarding, {"reward": 1.0}, entropy_coeff=[(0, -1.0), (10**9, -1.0)], lr=0.02),
     ),
     "value errors are clipped at a small number": (
         {"value gradients clipped"},

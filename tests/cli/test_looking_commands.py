@@ -129,6 +129,8 @@ def _quarantined(tmp_path: Path, *, poisoned: bool) -> Path:
     path.write_bytes(fragment_to_bytes(encode_fragment(fragment, arrays)))
     (tmp_path / "x.json").write_text('{"id": "x", "reason": "death_limit"}')
     config.to_toml(tmp_path / "config.toml")
+    (tmp_path / "run.json").write_text('{"command": [], "algorithm": "PPO"}')
+    (tmp_path / "metrics.jsonl").touch()
     return path
 
 
