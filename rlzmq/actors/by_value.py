@@ -8,27 +8,31 @@ a notebook or inside a function travel by value, all others by import.
 from __future__ import annotations
 
 import asyncio
+import functools
 import io
 import pickle
 import socket
 from types import CodeType
 from typing import Any
 
-import cloudpickle  # type: ignore[import-untyped]
-
 __all__ = ["dumps", "loads", "receive", "send"]
 
 _LENGTH_BYTES, _PART_BYTES = 8, 1 << 20
 
 
-def _reduce_code(code: CodeType) -> tuple[Any, ...]:
-    """Keep the file's name, which some versions of cloudpickle replace: a traceback needs it to show its lines."""
-    kind, args = cloudpickle.CloudPickler.dispatch_table[CodeType](code)
-    return kind, tuple(code.co_filename if part == "<dynamic-code>" else part for part in args)
+@functools.cache
+def _pickler() -> Any:
+    """Return the class that pickles. Its import takes long, and a run in one process does not need it."""
+    import cloudpickle  # type: ignore[import-untyped]
 
+    table = cloudpickle.CloudPickler.dispatch_table
 
-class _Pickler(cloudpickle.CloudPickler):  # type: ignore[misc]
-    dispatch_table = cloudpickle.CloudPickler.dispatch_table | {CodeType: _reduce_code}
+    def reduce_code(code: CodeType) -> tuple[Any, ...]:
+        """Keep the file's name, which some versions of cloudpickle replace: a traceback needs it to show its lines."""
+        kind, args = table[CodeType](code)
+        return kind, tuple(code.co_filename if part == "<dynamic-code>" else part for part in args)
+
+    return type("Pickler", (cloudpickle.CloudPickler,), {"dispatch_table": table | {CodeType: reduce_code}})
 
 
 def dumps(value: object, what: str) -> bytes:
@@ -39,7 +43,7 @@ def dumps(value: object, what: str) -> bytes:
     """
     data = io.BytesIO()
     try:
-        _Pickler(data, pickle.HIGHEST_PROTOCOL).dump(value)
+        _pickler()(data, pickle.HIGHEST_PROTOCOL).dump(value)
     except (TypeError, AttributeError, pickle.PicklingError) as error:
         raise TypeError(
             f"{what} cannot be sent to another process: {error}. Make such objects (locks, open files, "

@@ -120,7 +120,9 @@ class PolicySpec(RLModuleSpec):
         config: Mapping[str, Any] | None = None,
     ) -> None:
         if policy_class is not None:
-            raise ValueError(f"policy_class={policy_class!r}: expected None. Use an RLModuleSpec.")
+            raise ValueError(
+                f"PolicySpec(policy_class={policy_class!r}): expected None. Use an RLModuleSpec."
+            )
         super().__init__(observation_space=observation_space, action_space=action_space)
         self.config: dict[str, Any] = dict(config or {})
 
@@ -232,7 +234,12 @@ def wrap_atari_for_new_api_stack(
     """Return an Atari env with Gymnasium's preprocessing: ``[dim, dim, framestack or 1]`` in [0, 1]."""
     wrappers = gym.wrappers
     env = wrappers.AtariPreprocessing(
-        env, 30, frameskip, dim, grayscale_obs=grayscale, grayscale_newaxis=True, scale_obs=True
+        env,
+        screen_size=dim,
+        frame_skip=frameskip,
+        grayscale_obs=grayscale,
+        grayscale_newaxis=True,
+        scale_obs=True,
     )
     if not framestack:
         return env

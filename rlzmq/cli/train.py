@@ -542,9 +542,10 @@ def _build(config: AlgorithmConfig, checkpoint: Path | None) -> Any:
             algorithm.restore_from_path(checkpoint)
         except BaseException as error:
             algorithm.stop()
-            own, saved = type(algorithm).__name__, read_manifest(checkpoint)["about"].get("algorithm")
-            if isinstance(error, ValueError) and saved != own:
-                raise CheckpointError(f"{own} cannot resume {checkpoint}, of {saved}: {error}") from error
+            if isinstance(error, ValueError):
+                own, saved = type(algorithm).__name__, read_manifest(checkpoint)["about"].get("algorithm")
+                if saved != own:
+                    raise CheckpointError(f"{own} cannot resume {checkpoint}, of {saved}: {error}") from error
             raise
     return algorithm
 

@@ -136,9 +136,8 @@ class Setting:
                 self._adapter = TypeAdapter(self.annotation)
         if typing.get_origin(self.annotation) is typing.Literal:
             value = value.value if isinstance(value, enum.Enum) else value  # e.g. gymnasium.VectorizeMode
-            if isinstance(value, str) and value.lower() in typing.get_args(
-                self.annotation
-            ):  # RLlib's "ASYNC"
+            words = typing.get_args(self.annotation)
+            if isinstance(value, str) and value.lower() in words:  # RLlib's "ASYNC"
                 value = value.lower()
         if isinstance(value, bool) and _wants_number(self.annotation):
             raise ConfigurationError(f"config.{self.name}: expected {self.expected}, got {value!r} (a bool).")
