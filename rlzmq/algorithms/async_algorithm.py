@@ -446,7 +446,6 @@ class AsyncAlgorithm:
             ValueError: There is already a module with this id.
             ConfigurationError: The run is single-agent, a setting is invalid, the module's spaces cannot be
                 determined, or the algorithm cannot train it.
-            TypeError: The module lacks an interface that the algorithm's learner requires.
             In all cases nothing has changed.
         """
         self._check_running()

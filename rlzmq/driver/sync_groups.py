@@ -49,6 +49,8 @@ class LearnerGroup(_OwnProcesses, Synchronous[AsyncLearnerGroup], Checkpointable
             config, config.num_learners, lambda system: AsyncLearnerGroup(config, module_spec, system=system)
         )
 
+    local_learner: Forwarded[Any] = Forwarded[Any](AsyncLearnerGroup, "local_learner")
+    _learner = local_learner  # as RLlib's scripts read it
     num_learners: Forwarded[int] = Forwarded[int](AsyncLearnerGroup, "num_learners")
     update: Final = blocking(AsyncLearnerGroup.update)
     get_state: Final = blocking(AsyncLearnerGroup.get_state)

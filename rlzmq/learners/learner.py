@@ -587,7 +587,6 @@ class Learner(TellsUncalled, Checkpointable):
 
         Raises:
             ConfigurationError: A module cannot be built, or lacks what this learner needs.
-            TypeError: A module lacks an interface that this learner requires.
         """
         if self.module is not None:
             return
@@ -643,8 +642,8 @@ class Learner(TellsUncalled, Checkpointable):
             config: The run's config.
 
         Raises:
-            TypeError: The module lacks an interface of `rl_module_required_apis`.
-            ConfigurationError: The config's settings do not fit the module.
+            ConfigurationError: The module lacks an interface of `rl_module_required_apis`, or the config's settings do
+                not fit it.
         """
         check_interfaces(module_id, module, cls.rl_module_required_apis(), cls.__name__)
 

@@ -74,13 +74,13 @@ def check_interfaces(module_id: str, module: Any, required: Sequence[type], lear
     """Check that a module implements what the losses of a learner's class call.
 
     Raises:
-        TypeError: It lacks one of the interfaces.
+        ConfigurationError: It lacks one of the interfaces.
     """
     if isinstance(module, SelfSupervisedLossAPI) or not is_trainable(module):
         return
     missing = [api.__name__ for api in required if not isinstance(module, api)]
     if missing:
-        raise TypeError(
+        raise ConfigurationError(
             f"{learner} needs module {module_id!r} ({type(module).__name__}) to be a "
             f"{' and a '.join(missing)}: add the mix-in to its base classes, "
             f"class {type(module).__name__}(TorchRLModule, {', '.join(missing)})."

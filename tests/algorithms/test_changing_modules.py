@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import traceback
 from pathlib import Path
 from typing import Any
 
@@ -195,8 +196,10 @@ def test_a_module_that_the_algorithm_cannot_train_is_refused_and_nothing_changes
     with league(algorithm).build() as algo:
         algo.train()
         needed = "QNetAPI" if algorithm == "dqn" else "ValueFunctionAPI"
-        with pytest.raises(TypeError, match=f"'new' .WithoutValues. to be a {needed}"):
+        with pytest.raises(ConfigurationError, match=f"'new' .WithoutValues. to be a {needed}") as caught:
             algo.add_module("new", RLModuleSpec(module_class=WithoutValues))
+        frames = traceback.extract_tb(caught.tb)
+        assert [frame.name for frame in frames[1:]] == ["add_module"], "only the call of the user's"
         assert sorted(algo.config.module_ids) == ["p0", "p1"]
         assert trained_of(algo.train()) == {"p0", "p1"}
         algo.add_module("new", RLModuleSpec(module_class=WithoutValues), add_to_learners=False)

@@ -323,6 +323,8 @@ def test_what_rllibs_scripts_call_on_an_algorithm() -> None:
         encoder = algo.get_module().encoder
         assert encoder.actor_encoder is not encoder.critic_encoder
         assert type(algo).default_resource_request(config) == {"cpu": 1.0}
+        assert algo.learner_group._learner is algo.learner_group.local_learner
+        assert algo.learner_group.local_learner.module["default_policy"] is algo.get_module()
 
 
 class ByHand(PPO):
