@@ -25,6 +25,7 @@ from rlzmq.core.errors import ProtocolError
 from rlzmq.core.process import (
     STACKS_TO_STDERR,
     default_in_forks,
+    explain_ends,
     open_stack_channel,
     outlive_readers,
     share_one_arena,
@@ -56,7 +57,7 @@ def local_options(max_message_bytes: int) -> SocketOptions:
 def run_child(channel: socket.socket, role: str) -> int:
     """Serve the actor in the forked process; return the exit code."""
     default_in_forks()
-    faulthandler.enable()
+    explain_ends()
     faulthandler.register(STACKS_TO_STDERR, all_threads=True)
     open_stack_channel(role)
     share_one_arena()

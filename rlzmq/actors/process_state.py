@@ -30,6 +30,7 @@ __all__ = [
 FORK_SERVER_NAME = "rlzmq-forks"
 """The process name of a fork server (at most 15 characters); its children have the same command line."""
 
+_FAULTS = (signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGFPE, signal.SIGILL)
 _MAX_ROUNDS = 100
 _TRACKER = b"multiprocessing.resource_tracker"
 
@@ -142,6 +143,14 @@ class ExitStatus:
         exit_code, signal_number = (None, -code) if code < 0 else (code, None)
         last_words = None if words is None else LastWords(**words)
         return cls(exit_code, signal_number, tuple(report["stderr"]), last_words)
+
+    @property
+    def is_crash(self) -> bool:
+        """Whether code that is not rlzmq's ended it (a fault in a native library, `os._exit`), and so may again."""
+        if self.signal_number is not None:
+            return self.signal_number in _FAULTS
+        exits = self.last_words is None or self.last_words.kind == SystemExit.__name__
+        return self.exit_code is not None and exits
 
     @property
     def explanation(self) -> str:

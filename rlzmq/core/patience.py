@@ -11,8 +11,8 @@
 The limit is the least time, or `FACTOR` times the longest recent interval if that is more. Time for which the machine
 gave no processor does not count: see `FairClock`, `CoreWait`.
 
-A process that has ended is started again after `FIRST_DELAY_S`, doubled with each failure in a row up to `MAX_DELAY_S`,
-and given up after `MAX_RESTARTS` of them without useful work in between (`Restarts`).
+A process that has ended is started again after `FIRST_DELAY_S`, doubled with each failure in a row up to `MAX_DELAY_S`
+unless its own code ended it, and given up after `MAX_RESTARTS` of them without useful work in between (`Restarts`).
 """
 
 from __future__ import annotations
@@ -270,8 +270,11 @@ class Restarts:
         self.num_failures = 0
         self.patience.is_known = True
 
-    def failed(self) -> float | None:
+    def failed(self, *, is_crash: bool = False) -> float | None:
         """Record a death or a failed start.
+
+        Args:
+            is_crash: Whether the process's own code ended it: no wait makes another end likelier.
 
         Returns:
             Seconds until the restart, as the next `incarnation`; None: it is given up.
@@ -281,7 +284,7 @@ class Restarts:
         if self.num_failures > MAX_RESTARTS:
             return None
         self.incarnation += 1
-        return float(min(FIRST_DELAY_S * 2 ** (self.num_failures - 1), MAX_DELAY_S))
+        return FIRST_DELAY_S if is_crash else min(FIRST_DELAY_S * 2.0 ** (self.num_failures - 1), MAX_DELAY_S)
 
 
 class Retries:

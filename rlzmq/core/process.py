@@ -6,7 +6,8 @@ children that this process has not waited for: nobody else gets their numbers.
 
 **Last words**: the reason why a process ended itself, on a channel that nothing else writes to. Child processes write
 to the same stderr, even after the process has ended. The parent creates the channel, a file in memory, and reads it
-when the process has ended. A process without a channel writes only to stderr.
+when the process has ended. A process without a channel writes only to stderr. `explain_ends` leaves words where
+user code calls `os._exit`.
 
 **Stacks**: the file in memory is named after the process's role. Processes of the same user find it in
 ``/proc/PID/fd``, so the signal is sent only to processes that handle it. The main thread answers, while the others
@@ -37,6 +38,7 @@ import signal
 import sys
 import threading
 import time
+import traceback
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -44,7 +46,7 @@ from types import FrameType
 from typing import Any, NoReturn, Protocol, Self
 
 from rlzmq.core.errors import ConfigurationError, cut, printable
-from rlzmq.core.tracebacks import origin_parts
+from rlzmq.core.tracebacks import format_stack, is_of_rlzmq, origin_parts, place_in
 
 __all__ = [
     "ENDING_SIGNALS",
@@ -58,6 +60,7 @@ __all__ = [
     "default_in_forks",
     "end_if_out_of_memory",
     "end_process",
+    "explain_ends",
     "find_stack_channel",
     "ignore_ending_signals",
     "keep_freed_memory",
@@ -248,6 +251,23 @@ def end_process(exit_code: int, words: LastWords) -> NoReturn:
         print(words.text, file=sys.__stderr__, flush=True)
     finally:
         os._exit(exit_code)
+
+
+def explain_ends() -> None:
+    """Show where code that is not rlzmq's ends this process with `os._exit`, or by a fault such as SIGSEGV."""
+    faulthandler.enable(all_threads=False)
+    pid, exit_now = os.getpid(), os._exit
+
+    def explained_exit(status: int) -> NoReturn:
+        stack = traceback.extract_stack(sys._getframe(1))
+        if os.getpid() == pid and not is_of_rlzmq(stack[-1]):
+            text = f"os._exit({status}) was called at {place_in(stack)}"
+            if _words_channel is None:
+                print(f"rlzmq: {text}", file=sys.__stderr__, flush=True)
+            leave_words(LastWords(SystemExit.__name__, text, format_stack(stack)))
+        exit_now(status)
+
+    os._exit = explained_exit
 
 
 def read_words(fd: int) -> LastWords | None:

@@ -20,6 +20,7 @@ __all__ = [
     "format_error",
     "format_stack",
     "is_interrupt",
+    "is_of_rlzmq",
     "is_of_user",
     "origin_parts",
     "place_in",
@@ -113,6 +114,11 @@ def place_in(frames: Sequence[traceback.FrameSummary]) -> str:
 def is_of_user(error: BaseException) -> bool:
     """Return whether code of the user raised an error, or called what raised it."""
     return any(map(_is_users, traceback.extract_tb(error.__traceback__)))
+
+
+def is_of_rlzmq(frame: traceback.FrameSummary) -> bool:
+    """Return whether a frame belongs to rlzmq's own code."""
+    return frame.filename.startswith(_OURS)
 
 
 def format_stack(frames: traceback.StackSummary) -> str:
@@ -241,7 +247,7 @@ def _is_explained(error: BaseException) -> bool:
 
 
 def _is_users(frame: traceback.FrameSummary) -> bool:
-    return not _is_library(frame.filename) and not frame.filename.startswith(_OURS)
+    return not _is_library(frame.filename) and not is_of_rlzmq(frame)
 
 
 def _is_library(file: str) -> bool:

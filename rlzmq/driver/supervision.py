@@ -50,6 +50,11 @@ T = TypeVar("T")
 
 _log = logging.getLogger("rlzmq.driver")
 
+_CRASH_ADVICE = (
+    " Code that ran in it (an environment, a model, a native library) ended it. To debug that in your own process, "
+    "set num_env_runners=0 and num_learners=0, and start python -X faulthandler."
+)
+
 
 class RunTasks:
     """Tasks of a part of the run, and the error with which they end the run.
@@ -289,7 +294,7 @@ class Supervisor(RunTasks):
         while True:
             if error is not None:
                 place.first_failure = place.first_failure or error
-                delay_s = place.failed() if self._is_on else None
+                delay_s = place.failed(is_crash=_is_crash(error)) if self._is_on else None
                 if delay_s is None:
                     self._give_up(place, error, is_first=is_first)
                     return
@@ -316,7 +321,8 @@ class Supervisor(RunTasks):
         place.is_given_up = True
         if is_first or not self._may_go_on or all(other.is_given_up for other in self.places):
             assert place.first_failure is not None
-            place.first_failure.add_note(f"It is not restarted: {reason}.")
+            advice = _CRASH_ADVICE if _is_crash(place.first_failure) else ""
+            place.first_failure.add_note(f"It is not restarted: {reason}.{advice}")
             raise place.first_failure from None
         _log.warning(
             "%s The run continues without it (%s).", first_line(error), reason, extra={"error": error}
@@ -339,6 +345,11 @@ def _may_go_away(error: BaseException) -> bool:
     """Return whether another attempt to start may succeed: the process died, but not because its envs hang."""
     status = error.exit_status if isinstance(error, ActorLostError) else None
     return isinstance(error, PeerLostError) and not (status and status.exit_code == EXIT_HANGS)
+
+
+def _is_crash(error: BaseException) -> bool:
+    status = error.exit_status if isinstance(error, ActorLostError) else None
+    return status is not None and status.is_crash
 
 
 def lost_error(handle: ActorHandle) -> ActorLostError:

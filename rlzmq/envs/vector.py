@@ -6,12 +6,14 @@ import contextlib
 import errno
 import inspect
 import multiprocessing
+import signal
 import sys
 import threading
 import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from multiprocessing import resource_tracker
+from multiprocessing.connection import wait
 from multiprocessing.synchronize import SemLock
 from multiprocessing.util import _finalizer_registry  # type: ignore[attr-defined]
 from typing import Any
@@ -20,9 +22,11 @@ import gymnasium as gym
 import numpy as np
 from gymnasium import spaces
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, VectorEnv
+from gymnasium.vector.async_vector_env import AsyncState
 
 from rlzmq.core.addresses import ensure_multiprocessing_directory
-from rlzmq.core.errors import ConfigurationError, RlzmqError, UnsupportedSpaceError
+from rlzmq.core.errors import ConfigurationError, EnvError, RlzmqError, UnsupportedSpaceError
+from rlzmq.core.patience import ANSWER_S
 from rlzmq.core.process import blocked, default_in_forks, ignore_ending_signals
 from rlzmq.core.spaces import leaf_paths
 from rlzmq.core.synonyms import did_you_mean
@@ -271,7 +275,33 @@ class _AsyncVectorEnv(AsyncVectorEnv):
         pipes[:] = [_Answer(pipes, index, self._making) for index in range(len(pipes))]
         super()._check_spaces()  # type: ignore[no-untyped-call]
 
+    def reset(self, **kwargs: Any) -> Any:
+        with self._explained_death():
+            return super().reset(**kwargs)
+
+    def step(self, actions: Any) -> Any:
+        with self._explained_death():
+            return super().step(actions)
+
+    @contextlib.contextmanager
+    def _explained_death(self) -> Iterator[None]:
+        """Raise an EnvError if the process of an environment has ended, which Gymnasium sees as a closed pipe."""
+        try:
+            yield
+        except (EOFError, BrokenPipeError, ConnectionResetError):
+            if not wait([process.sentinel for process in self.processes], ANSWER_S):
+                raise
+            ended = {i: p.exitcode for i, p in enumerate(self.processes) if p.exitcode is not None}
+            index, code = next(iter(ended.items()))
+            how = f"exited with code {code}" if code >= 0 else f"was killed by {signal.Signals(-code).name}"
+            raise EnvError(
+                f"the process of environment {index} of {self.num_envs} {how}: its code, or a library that it calls, "
+                "ended it. gym_env_vectorize_mode='sync' shows where"
+            ) from None
+
     def close_extras(self, timeout: int | float | None = None, terminate: bool = False) -> None:
+        if any(process.exitcode is not None for process in self.processes):
+            self._state, terminate = AsyncState.DEFAULT, True  # one that has ended answers no more
         super().close_extras(timeout, terminate)
         del self.error_queue  # otherwise the resource tracker warns about its semaphores
 

@@ -80,6 +80,12 @@ def test_what_is_cut_says_how_much() -> None:
     assert cut("abcd", 3) == "abc … (1 more characters)"
 
 
+def test_code_that_calls_os_exit_is_named_and_keeps_its_exit_code() -> None:
+    code = "import os, rlzmq.core.process as o\no.explain_ends()\ndef ends():\n    os._exit(3)\nends()"
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert (ended.returncode, ended.stderr) == (3, "rlzmq: os._exit(3) was called at <string>:4 in ends\n")
+
+
 def test_output_is_not_kept_where_python_is_told_to_keep_none(monkeypatch: pytest.MonkeyPatch) -> None:
     """As containers do with PYTHONUNBUFFERED."""
     code = "import os, rlzmq.core.process as o; o.outlive_readers(); print('seen'); os._exit(0)"

@@ -110,6 +110,11 @@ def test_a_process_is_restarted_ever_later_and_given_up_after_ten_failures_witho
     assert (process.failed(), process.incarnation) == (0.1, 11)
 
 
+def test_a_process_whose_own_code_ends_it_is_restarted_without_waiting() -> None:
+    process = Restarts()
+    assert [process.failed(is_crash=True) for _ in range(11)] == [*[0.1] * 10, None]
+
+
 def messages(caplog: pytest.LogCaptureFixture) -> list[str]:
     return [record.getMessage() for record in caplog.records]
 

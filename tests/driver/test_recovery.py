@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import ctypes
 import os
+import re
 import signal
 import threading
 import time
@@ -470,6 +471,32 @@ async def test_who_always_dies_while_starting_ends_the_run_after_a_few_attempts(
         async with config.build_async():
             pass
     assert "3 failures in a row" in "".join(caught.value.__notes__)
+
+
+class EndsItsProcess(ShortEnv):
+    def step(self, action: Any) -> Any:
+        if self.config["how"] == "exit":
+            os._exit(3)
+        ctypes.string_at(0)
+
+
+@pytest.mark.parametrize(
+    ("how", "told"),
+    [("exit", r"os\._exit\(3\) was called at .*test_recovery\.py:\d+ in step"), ("fault", "SIGSEGV")],
+)
+async def test_an_env_that_ends_its_process_ends_the_run_soon_with_its_line(
+    how: str, told: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(patience, "MAX_RESTARTS", 3)
+    config = small(1, 1).environment(EndsItsProcess, env_config={"how": how})
+    async with config.env_runners(num_envs_per_env_runner=2).build_async() as algo:
+        with pytest.raises(ActorLostError, match=told) as caught:
+            await algo.train()
+    assert re.search(r"test_recovery\.py.*in step", str(caught.value))
+    assert re.search("4 failures in a row.*num_env_runners=0", "".join(caught.value.__notes__))
+    restarts = [record.getMessage() for record in caplog.records if "Restarted in" in record.getMessage()]
+    assert len(restarts) == 3
+    assert all("Restarted in 0.1 s" in text for text in restarts), "waiting would not help"
 
 
 class NeverMade(DefaultActorCriticModule):

@@ -18,12 +18,13 @@ from gymnasium import spaces
 from gymnasium.vector import AutoresetMode
 
 from rlzmq.core.addresses import SocketDirectory
-from rlzmq.core.errors import ConfigurationError, UnsupportedSpaceError
+from rlzmq.core.errors import ConfigurationError, EnvError, UnsupportedSpaceError
 from rlzmq.envs.examples import MultiAgentCartPole, RandomEnv
 from rlzmq.envs.multi_agent_env import make_multi_agent_vec
 from rlzmq.envs.registry import EnvContext
 from rlzmq.envs.sync_vector import LeanSyncVectorEnv
 from rlzmq.envs.vector import make_vec
+from tests.support.runs import ShortEnv
 
 
 def same(a: Any, b: Any) -> bool:
@@ -90,6 +91,11 @@ def test_lean_sync_env_equals_gymnasiums_to_the_bit(
     assert same(theirs.step(actions), ours.step(actions))
 
 
+class EndsItsProcess(ShortEnv):
+    def step(self, action: Any) -> Any:
+        return os._exit(3) if action else super().step(action)
+
+
 def test_async_env_equals_sync_and_leaves_no_process() -> None:
     sync, asynchronous = (make_vec("CartPole-v1", num_envs=2, mode=mode) for mode in ("sync", "async"))
     try:
@@ -102,9 +108,19 @@ def test_async_env_equals_sync_and_leaves_no_process() -> None:
     assert not any(process.is_alive() for process in asynchronous.processes)  # type: ignore[attr-defined]
 
 
+def test_the_end_of_an_env_s_process_is_an_error_with_its_exit_code() -> None:
+    env: Any = make_vec(lambda config: EndsItsProcess(), num_envs=2, mode="async")
+    env.reset(seed=1)
+    with pytest.raises(EnvError, match="process of environment 1 of 2 exited with code 3"):
+        env.step(np.array([0, 1]))
+    env.close()
+    assert not any(process.is_alive() for process in env.processes)
+
+
 SCRIPT = """
 import os, signal
 from rlzmq.envs.vector import make_vec
+from tests.support.runs import ShortEnv
 
 env = make_vec("CartPole-v1", num_envs=1, mode="async")
 env.reset(seed=1)
