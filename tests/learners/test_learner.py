@@ -401,6 +401,22 @@ def test_convolutions_are_trained_on_all_cores_that_runners_leave(
     assert (used, torch.get_num_threads()) == ([num_threads], before)
 
 
+def test_an_update_counts_denormal_numbers_as_zero_and_leaves_the_thread_as_it_was(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    learner, least = square_learner(), torch.tensor(1e-39)
+    seen: list[float] = []
+    monkeypatch.setattr(learner, "before_gradient_based_update", lambda **_: seen.append(float(least * 2)))
+    for flushes in (False, True):
+        torch.set_flush_denormal(flushes)
+        try:
+            learner.update(batch={})
+            seen.append(float(least * 2))
+        finally:
+            torch.set_flush_denormal(False)
+    assert seen == [0.0, pytest.approx(2e-39), 0.0, 0.0]
+
+
 def test_a_process_forked_after_an_update_on_several_threads_can_use_torch() -> None:
     program = """
 import os, signal, torch
