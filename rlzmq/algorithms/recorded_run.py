@@ -104,7 +104,7 @@ class _GivenBatches(FreshBatch):
         sizes = self._sizes if sum(self._sizes) == len(left) else [len(left)]
         self._given = [[left.pop(0) for _ in range(size)] for size in sizes]
 
-    def plan_batches(self, num_fresh: int, num_ranks: int) -> int:
+    def plan_batches(self, num_fresh: int, rank: int, num_ranks: int) -> int:
         return len(self._given)
 
     def batches(self, num_batches: int, rng: np.random.Generator) -> Iterator[Any]:

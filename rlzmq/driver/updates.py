@@ -124,8 +124,7 @@ class SerialPipeline:
         learner, accounting, num_steps = self._learner, self.accounting, sampled.num_env_steps
         start = time.perf_counter()
         num_consumed = accounting.num_consumed + num_steps
-        # Small networks are slower on several threads, and very slow if other programs keep one of them waiting.
-        with learner.ranks.torch_threads(), self._watch.call("an update"):
+        with self._watch.call("an update"):
             learner.update(
                 episodes=sampled.parts,
                 # If nothing is sampled, schedules follow the learner's count of trained steps.

@@ -1,4 +1,4 @@
-"""The data of an update, from what is fresh to minibatches: BatchSource, TrainBatchBuilder, MinibatchIterator.
+"""The data of an update, from what is fresh to minibatches: BatchSource, TrainBatches, MinibatchIterator.
 
 ```
 fresh episodes ──add──► source ──batches──► learner connector ──► train batches ──► minibatches ──► losses
@@ -24,8 +24,9 @@ from __future__ import annotations
 import uuid
 import zlib
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain, islice
 from typing import Any, ClassVar, Protocol, cast
 
 import numpy as np
@@ -34,11 +35,11 @@ import torch
 from torch import Tensor
 
 from rlzmq.connectors.common.layout import states_are_known, to_tensor
-from rlzmq.connectors.pipelines import LearnerConnectorPipeline
 from rlzmq.connectors.rows import TrainRows
 from rlzmq.core.tree import tree_map
 from rlzmq.episodes.columns import DEFAULT_MODULE_ID, Columns
 from rlzmq.episodes.episode_batch import EpisodeBatch, concat_joined, num_env_steps_of
+from rlzmq.learners.ranks import Ranks
 from rlzmq.replay.step_store import Transitions
 
 __all__ = [
@@ -49,9 +50,8 @@ __all__ = [
     "MinibatchIterator",
     "Progress",
     "TrainBatch",
-    "TrainBatchBuilder",
+    "TrainBatches",
     "batches_of",
-    "masked_mean",
 ]
 
 
@@ -82,8 +82,6 @@ class BatchSource(ABC):
 
     If so, ranks must agree on the number of batches, and an update without batches still counts.
     """
-    divides_by_module: bool = False
-    """Whether steps are stored by module, so that `set_modules` is called."""
     uses_priorities: bool = True
     """Whether `update_priorities` is called."""
 
@@ -92,27 +90,17 @@ class BatchSource(ABC):
         self.num_added: int = 0
         self.progress: Progress | None = None
 
-    def set_rank(self, rank: int, num_ranks: int) -> None:  # noqa: B027
-        """Set this rank's index and the number of ranks; called before each update."""
-
-    def set_modules(self, module_ids: Collection[str], trained: Collection[str]) -> None:  # noqa: B027
-        """Set the learner's modules. Called before each update and after a module was removed.
-
-        Args:
-            module_ids: Modules that can be trained. A source that stores steps by module drops those of other modules.
-            trained: Modules that updates may train now; only these get batches.
-        """
-
     @abstractmethod
     def add(self, episodes: object) -> None:
         """Add an update's fresh data: an EpisodeBatch, a list of them, or a list of episodes."""
 
     @abstractmethod
-    def plan_batches(self, num_fresh: int, num_ranks: int) -> int:
+    def plan_batches(self, num_fresh: int, rank: int, num_ranks: int) -> int:
         """Return the number of batches in this update. Several ranks use the smallest number of any rank.
 
         Args:
             num_fresh: Fresh env steps of the update, over all ranks.
+            rank: This rank's index.
             num_ranks: Number of ranks.
         """
 
@@ -128,14 +116,6 @@ class BatchSource(ABC):
     @property
     def num_env_steps(self) -> int:
         """Number of env steps kept for later updates."""
-        return 0
-
-    @property
-    def num_agent_steps_not_kept(self) -> int:
-        """Number of agent steps that were not stored, or removed, because the learner has no such module.
-
-        Counted from the same time as `num_added`.
-        """
         return 0
 
     @property
@@ -186,7 +166,7 @@ class FreshBatch(BatchSource):
     def add(self, episodes: object) -> None:
         self._episodes = episodes
 
-    def plan_batches(self, num_fresh: int, num_ranks: int) -> int:
+    def plan_batches(self, num_fresh: int, rank: int, num_ranks: int) -> int:
         return 1
 
     def batches(self, num_batches: int, rng: np.random.Generator) -> Iterator[Any]:
@@ -228,7 +208,7 @@ class CircularBuffer(BatchSource):
         self._slots = (*self._slots, (episodes, self._iterations))[-self._capacity :]
         self.num_added += num_env_steps_of(episodes)
 
-    def plan_batches(self, num_fresh: int, num_ranks: int) -> int:
+    def plan_batches(self, num_fresh: int, rank: int, num_ranks: int) -> int:
         above = self.num_uses_left - self._capacity * (self._iterations - 1) // 2
         return min(max(above, 1), self._iterations)
 
@@ -290,12 +270,14 @@ class TrainBatch:
         num_env_steps: Number of env steps, each counted once.
         num_module_steps: Module id → real timesteps in its columns.
         mean_weights_seq_no: Module id → mean weights version that sampled its data, if known.
+        is_last: Whether the update trains no other batch after it.
     """
 
     columns: dict[str, dict[str, Any]] = field(default_factory=dict)
     num_env_steps: int = 0
     num_module_steps: dict[str, int] = field(default_factory=dict)
     mean_weights_seq_no: dict[str, float] = field(default_factory=dict)
+    is_last: bool = True
 
     def drop(self, module_id: str) -> None:
         """Remove a module's rows. Its env steps remain counted."""
@@ -313,32 +295,68 @@ class TrainBatch:
         }
 
 
-class TrainBatchBuilder:
-    """Builds train batches from episodes or ready batches.
+class _Learner(Protocol):
+    """What `TrainBatches` uses of its learner."""
+
+    module: Any
+    device: torch.device
+    source: BatchSource
+    ranks: Ranks
+    _learner_connector: Any
+
+    def prepare(self, episodes: Any, *, keeps_forward: bool = False) -> TrainBatch: ...
+
+
+class TrainBatches:
+    """Makes a learner's train batches: of what its source draws, through its connector, or of ready ones.
 
     Batches of episodes go through the learner connector as rows if its pieces allow it, otherwise as episodes. Both
     give bitwise equal train batches.
 
     Args:
-        learner_connector: The LearnerConnectorPipeline.
-        module: The MultiRLModule.
-        device: Device of the module.
+        learner: The learner.
     """
 
-    def __init__(
-        self, learner_connector: LearnerConnectorPipeline, module: Any, device: torch.device
-    ) -> None:
-        self.learner_connector = learner_connector
-        self.module = module
-        self.device = device
+    def __init__(self, learner: _Learner) -> None:
+        self._learner = learner
 
-    def of_batches(self, batches: Sequence[Mapping[str, Any] | TrainBatch] | None) -> TrainBatch:
+    def drawn(
+        self, episodes: object, rng: np.random.Generator, *, keeps_forward: bool
+    ) -> Iterator[TrainBatch]:
+        """Add an update's fresh episodes to the source and yield what it draws: as many batches on all ranks."""
+        source, ranks = self._learner.source, self._learner.ranks
+        num_fresh = num_env_steps_of(episodes)
+        source.add(episodes)
+        if source.keeps_data:
+            num_fresh = sum(ranks.gather(num_fresh))
+        num_batches = source.plan_batches(num_fresh, ranks.rank, ranks.num)
+        if source.keeps_data:
+            num_batches = min(ranks.gather(num_batches))
+        for batch in source.batches(num_batches, rng):
+            num_batches -= 1
+            train_batch = self._learner.prepare(batch, keeps_forward=keeps_forward)
+            train_batch.is_last = not num_batches
+            yield train_batch
+
+    def of_iterators(
+        self, data_iterators: Iterable[Iterator[Any]], num_batches: int | None
+    ) -> Iterator[TrainBatch]:
+        """Yield the batches of iterators, at most so many."""
+        if self._learner.ranks.group is not None and num_batches is None:
+            raise ValueError(
+                "Learner.update(data_iterators=…) with several ranks needs num_total_minibatches."
+            )
+        for batch in islice(chain.from_iterable(data_iterators), num_batches):
+            train_batch = self.of([batch])
+            train_batch.is_last = False  # as far as is known
+            yield train_batch
+
+    def of(self, batches: Sequence[Mapping[str, Any] | TrainBatch]) -> TrainBatch:
         """Return one train batch of ready ones. A TrainBatch alone is returned unchanged.
 
         Raises:
             ValueError: There are none.
         """
-        batches = batches or []
         if len(batches) == 1 and isinstance(batches[0], TrainBatch):
             return batches[0]
         parts = [self._by_module(one.columns if isinstance(one, TrainBatch) else one) for one in batches]
@@ -352,12 +370,8 @@ class TrainBatchBuilder:
         train_batch.num_env_steps = max(train_batch.num_module_steps.values(), default=0)
         return train_batch
 
-    def of_episodes(self, episodes: Any, *, keeps_forward: bool = False) -> TrainBatch:
-        """Return the train batch of episodes, as `Learner.update` takes them.
-
-        With `keeps_forward`, it has the column ``FORWARD_OUTPUTS`` where the connector computes them anyway; it may be
-        trained once, with the current weights.
-        """
+    def of_episodes(self, episodes: Any, *, keeps_forward: bool) -> TrainBatch:
+        """See `Learner.prepare`."""
         if isinstance(episodes, Transitions) and not episodes.is_read:
             rows = self._transition_columns(episodes)
             if rows is not None:
@@ -377,11 +391,12 @@ class TrainBatchBuilder:
 
     def _transition_columns(self, drawn: Transitions) -> dict[str, Any] | None:
         """Return CPU tensors ``[rows, ...]`` of a buffer's transitions; None if a piece or module needs episodes."""
-        module = self.module
-        if not self.learner_connector.on_rows or DEFAULT_MODULE_ID not in module:
+        connector = self._learner._learner_connector
+        module = self._learner.module.get(DEFAULT_MODULE_ID)
+        if not connector.on_rows or module is None or module.is_stateful():
             return None
-        next_observations = self.learner_connector.adds_next_observations
-        if next_observations is None or module[DEFAULT_MODULE_ID].is_stateful():
+        next_observations = connector.adds_next_observations
+        if next_observations is None:
             return None
         return {
             name: torch.from_numpy(column)
@@ -394,23 +409,23 @@ class TrainBatchBuilder:
         self, episodes: EpisodeBatch, keeps_forward: bool
     ) -> dict[str, dict[str, Any]] | None:
         """Return module id → column → CPU tensor ``[rows, ...]``; None if a piece, or the data, needs episodes."""
-        connector = self.learner_connector
+        connector, device = self._learner._learner_connector, self._learner.device
         parts = episodes.by_module(are_mapped=connector.maps_agents) if connector.on_rows else None
         if parts is None:
             return None
         result: dict[str, dict[str, Any]] = {}
         for module_id, chunks in parts.items():
-            if module_id not in self.module:
+            module = self._learner.module.get(module_id)
+            if module is None:
                 continue
             if chunks is None:
                 return None
             if not chunks.length.all():
                 chunks = chunks.select(np.flatnonzero(chunks.length))
-            module = self.module[module_id]
             if module.is_stateful() and not states_are_known(chunks):
                 return None
             if len(chunks):
-                rows = TrainRows(chunks, module, module_id, self.device, keeps_forward=keeps_forward)
+                rows = TrainRows(chunks, module, module_id, device, keeps_forward=keeps_forward)
                 result[module_id] = connector.train_columns(rows)
         return result
 
@@ -421,8 +436,9 @@ class TrainBatchBuilder:
         episodes = [episode for episode in episodes if len(episode)]
         if not episodes:
             return {}
-        outputs = self.learner_connector(
-            rl_module=self.module, batch={}, episodes=episodes, explore=False, shared_data={}, metrics=None
+        connector, modules = self._learner._learner_connector, self._learner.module
+        outputs = connector(
+            rl_module=modules, batch={}, episodes=episodes, explore=False, shared_data={}, metrics=None
         )
         return {module_id: _as_tensors(own) for module_id, own in self._by_module(outputs).items()}
 
@@ -431,7 +447,7 @@ class TrainBatchBuilder:
         known = {
             module_id: dict(columns)
             for module_id, columns in batch.items()
-            if module_id in self.module and isinstance(columns, Mapping)
+            if module_id in self._learner.module and isinstance(columns, Mapping)
         }
         if known or not batch:
             return known
@@ -440,10 +456,10 @@ class TrainBatchBuilder:
     def _finish(self, columns: dict[str, dict[str, Any]]) -> TrainBatch:
         train_batch = TrainBatch()
         for module_id in sorted(columns):
-            if module_id not in self.module:
+            module = self._learner.module.get(module_id)
+            if module is None:
                 continue
-            stateful = self.module[module_id].is_stateful()
-            module_columns, num_steps = _real_rows(columns[module_id], stateful)
+            module_columns, num_steps = _real_rows(columns[module_id], module.is_stateful())
             if not num_steps:
                 continue
             version = module_columns.get(Columns.WEIGHTS_VERSION)
@@ -582,7 +598,7 @@ class ModuleRows:
             tensor: Tensor = (
                 leaf if isinstance(leaf, Tensor) else torch.from_numpy(np.ascontiguousarray(leaf))
             )
-            if not tensor.dim() or len(tensor) != self.num_rows:
+            if not tensor.dim() or tensor.shape[0] != self.num_rows:
                 self._refuse(columns)
             self._num_bytes += tensor.nbytes
             self._leaves.append(tensor)
@@ -754,8 +770,3 @@ class MaskedMean:
     def of_real(self, values: Tensor) -> Tensor:
         """Return `values` with 0 where the mask is False, so that padding has finite derivatives."""
         return values if self._mask is None else torch.where(self._mask, values, 0.0)
-
-
-def masked_mean(values: Tensor, mask: Tensor | None) -> Tensor:
-    """Return the mean of `values` where `mask` is True (everywhere if None); 0 if it is False everywhere."""
-    return MaskedMean(mask)(values)

@@ -29,7 +29,7 @@ import sys
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from itertools import chain, islice
+from itertools import chain
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
@@ -48,8 +48,7 @@ from rlzmq.core.names import ALL_MODULES, LEARNER_PATH, NUM_ENV_STEPS_SAMPLED_LI
 from rlzmq.core.signatures import TellsUncalled, check_takes
 from rlzmq.core.update_plan import derive_seed
 from rlzmq.episodes.columns import DEFAULT_MODULE_ID
-from rlzmq.episodes.episode_batch import num_env_steps_of
-from rlzmq.learners.batches import BatchSource, FreshBatch, MinibatchIterator, TrainBatch, TrainBatchBuilder
+from rlzmq.learners.batches import BatchSource, FreshBatch, MinibatchIterator, TrainBatch, TrainBatches
 from rlzmq.learners.execution import Execution
 from rlzmq.learners.learner_report import LearnerReport, Scalar
 from rlzmq.learners.optimizers import DEFAULT_OPTIMIZER, Optimizers, make_adam
@@ -108,7 +107,7 @@ class Learner(TellsUncalled, Checkpointable):
             state.
         optimizers: The modules' optimizers.
         report: What it counts and measures.
-        source: Its batch source.
+        source: Its batch source (from `build` on).
         ranks: Its peers, if it is one of several.
         device: Device of the modules.
     """
@@ -159,12 +158,13 @@ class Learner(TellsUncalled, Checkpointable):
             int(np.random.SeedSequence().generate_state(1)[0]) if config.seed is None else int(config.seed)
         )
         self._learner_connector: Any = None
-        self.source: BatchSource = self.make_source()
+        self.source: BatchSource
         self.ranks: Ranks = Ranks(self, rank, num_ranks)
         self.optimizers: Optimizers = Optimizers()
         self.coefficients: dict[str, dict[str, float]] = self.optimizers.coefficients
         self.report: LearnerReport = LearnerReport()
         self.snapshot: Snapshot = Snapshot(self)
+        self._batches = TrainBatches(self)
         self._options = _Options(config.num_epochs, config.minibatch_size, config.shuffle_batch_per_epoch)
         self._loss_weights: Mapping[str, float] = {}
         self._rng = np.random.Generator(np.random.PCG64(0))  # of the current update
@@ -237,12 +237,15 @@ class Learner(TellsUncalled, Checkpointable):
             num_total_minibatches or None,
         )
         if episodes is not None:
-            train_batches = self._drawn(episodes, options)
+            # The estimator's forward pass can serve the loss, too, if nothing happens in between.
+            is_one_pass = options == _Options(shuffle=options.shuffle) and not self._execution.is_compiled
+            keeps_forward = is_one_pass and type(self).forward_train is Learner.forward_train
+            train_batches = self._batches.drawn(episodes, self._rng, keeps_forward=keeps_forward)
         elif data_iterators is not None:
-            train_batches = self._given(data_iterators, options.num_minibatches)
+            train_batches = self._batches.of_iterators(data_iterators, options.num_minibatches)
             options = _Options()
         else:
-            train_batches = iter([self._builder.of_batches(batches if batch is None else [batch])])
+            train_batches = iter([self._batches.of([batch] if batch is not None else batches or [])])
         trained = self.report.num_env_steps_of_all_ranks_lifetime
         self._train(train_batches, options, {NUM_ENV_STEPS_SAMPLED_LIFETIME: trained, **(timesteps or {})})
         return self.results() if with_results else ReducedMetrics({}, {})
@@ -285,42 +288,6 @@ class Learner(TellsUncalled, Checkpointable):
     def _losses_of(self, minibatch: dict[str, dict[str, Any]]) -> dict[str, torch.Tensor]:
         return self.compute_losses(fwd_out=self.forward_train(minibatch), batch=minibatch)
 
-    # -- the batches of an update --------------------------------------------------------------------
-
-    def _given(
-        self, data_iterators: Iterable[Iterator[Any]], num_minibatches: int | None
-    ) -> Iterator[TrainBatch]:
-        """Yield the batches of iterators, at most so many."""
-        if self.ranks.group is not None and num_minibatches is None:
-            raise ValueError(
-                "Learner.update(data_iterators=…) with several ranks needs num_total_minibatches."
-            )
-        self.snapshot.complete()
-        for batch in islice(chain.from_iterable(data_iterators), num_minibatches):
-            yield self._builder.of_batches([batch])
-        self.num_minibatches_per_epoch = max(1, self.report.num_minibatches)
-
-    def _drawn(self, episodes: object, options: _Options) -> Iterator[TrainBatch]:
-        """Add fresh episodes to the rank's source and yield the batches that it returns."""
-        source = self.source
-        if source.divides_by_module:
-            self._divide_source()
-        num_fresh = num_env_steps_of(episodes)
-        source.set_rank(self.ranks.rank, self.ranks.num)
-        source.add(episodes)
-        if source.keeps_data:
-            num_fresh = sum(self.ranks.gather(num_fresh))
-        num_batches = source.plan_batches(num_fresh, self.ranks.num)
-        if source.keeps_data:
-            num_batches = min(self.ranks.gather(num_batches))
-        if num_batches > 1:
-            self.snapshot.complete()
-        # The estimator's forward pass can serve the loss, too, if nothing happens in between.
-        is_one_pass = options == _Options(shuffle=options.shuffle) and not self._execution.is_compiled
-        keeps_forward = is_one_pass and type(self).forward_train is Learner.forward_train
-        for batch in source.batches(num_batches, self._rng):
-            yield self.prepare(batch, keeps_forward=keeps_forward)
-
     def prepare(self, episodes: Any, *, keeps_forward: bool = False) -> TrainBatch:
         """Run the learner connector, in `update` or before it, e.g. on another thread while an update runs.
 
@@ -328,13 +295,14 @@ class Learner(TellsUncalled, Checkpointable):
 
         Args:
             episodes: See `update`.
-            keeps_forward: See `TrainBatchBuilder.of_episodes`.
+            keeps_forward: Whether the batch gets a column ``FORWARD_OUTPUTS`` where the connector computes them anyway;
+                it may then be trained once, with the current weights.
 
         Returns:
             A batch for ``update(batch=…)``.
         """
         self._check_built()
-        return self._builder.of_episodes(episodes, keeps_forward=keeps_forward)
+        return self._batches.of_episodes(episodes, keeps_forward=keeps_forward)
 
     def _minibatches_of(self, train_batch: TrainBatch, options: _Options) -> Iterator[dict[str, Any]]:
         """Yield the minibatches of a batch, as many on all ranks. All ranks must have the same number of batches."""
@@ -356,7 +324,7 @@ class Learner(TellsUncalled, Checkpointable):
         self._loss_weights = agreed.loss_weights
         num_minibatches = max(agreed.num_minibatches.values(), default=0)
         # A single step of one learner is the last thing that happens in an update.
-        if num_minibatches > 1 or self.ranks.group is not None:
+        if num_minibatches > 1 or not train_batch.is_last or self.ranks.group is not None:
             self.snapshot.complete()
         self.num_minibatches_per_epoch = max(1, -(-num_minibatches // options.num_epochs))
         first_reported = num_minibatches - self.num_minibatches_per_epoch
@@ -581,7 +549,7 @@ class Learner(TellsUncalled, Checkpointable):
         return []
 
     def build(self) -> None:
-        """Create the module, the learner connector and the optimizers. Idempotent.
+        """Create the module, the learner connector, the optimizers and the batch source. Idempotent.
 
         The initial weights depend only on ``config.seed`` and are equal on all ranks. torch's global random state is
         not changed.
@@ -615,7 +583,7 @@ class Learner(TellsUncalled, Checkpointable):
         if self._execution.compiles_complete_update:
             losses: Any = self._execution.compile_in_parts(self._losses_of)
             self._losses_of = losses  # type: ignore[method-assign]
-        self._builder = TrainBatchBuilder(self._learner_connector, self.module, self.device)
+        self.source = self.make_source()
 
     def make_source(self) -> BatchSource:
         """Return this rank's batch source; by default, each fresh step is trained once. Algorithms override this."""
@@ -796,7 +764,6 @@ class Learner(TellsUncalled, Checkpointable):
         self._configs.pop(module_id, None)
         if new_should_module_be_updated is not None:
             self.policies_to_train = new_should_module_be_updated
-        self._divide_source()
         self._on_modules_changed()
 
     def should_module_be_updated(self, module_id: str, multi_agent_batch: Any = None) -> bool:
@@ -810,13 +777,6 @@ class Learner(TellsUncalled, Checkpointable):
         if callable(chosen):
             return bool(chosen(module_id, multi_agent_batch))
         return chosen is None or module_id in chosen
-
-    def _divide_source(self) -> None:
-        """Pass the set of modules to a source that may store steps by module."""
-        module_ids = [m for m, module in self.module.items() if is_trainable(module)]
-        may_be_any = callable(self.policies_to_train)  # depending on the data
-        trained = [m for m in module_ids if may_be_any or self.should_module_be_updated(m)]
-        self.source.set_modules(module_ids, trained)
 
     def _on_modules_changed(self) -> None:
         """React to an added or removed module."""

@@ -345,7 +345,6 @@ class LearnerReport:
         held = {
             "num_env_steps": source.num_env_steps,
             "num_bytes": source.num_bytes,
-            "num_agent_steps_not_kept": source.num_agent_steps_not_kept,
         }
         facts = {"source_id": source.source_id, "num_ranks": num_ranks, "num_added": source.num_added}
         if isinstance(ratio := source.progress, ReplayRatio) and ratio.num_counted:

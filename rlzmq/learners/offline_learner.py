@@ -237,7 +237,8 @@ class OfflineShards(BatchSource):
                 "OfflineShards trains on files only: expected an update plan without fresh env steps."
             )
 
-    def plan_batches(self, num_fresh: int, num_ranks: int) -> int:
+    def plan_batches(self, num_fresh: int, rank: int, num_ranks: int) -> int:
+        self.set_rank(rank, num_ranks)
         return self._batches_per_update or self.num_batches_per_epoch
 
     def batches(self, num_batches: int, rng: np.random.Generator) -> Iterator[Any]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Protocol, cast
 
@@ -20,6 +20,7 @@ from rlzmq.episodes.columns import DEFAULT_MODULE_ID, Columns
 from rlzmq.episodes.episode_batch import EpisodeBatch, num_env_steps_of
 from rlzmq.learners.batches import BatchSource, batches_of
 from rlzmq.learners.target_network_learner import TargetNetworkLearner
+from rlzmq.modules.weights import is_trainable
 from rlzmq.replay import EpisodeReplayBuffer, ReplayBuffer, joined
 
 __all__ = ["BurnIn", "EpisodeReplay", "ReplayLearner", "importance_weights"]
@@ -105,6 +106,7 @@ class EpisodeReplay(BatchSource):
     Attributes:
         burn_ins: The burn-in of each stateful module, by id. Their batches are sequences; those of others are
             transitions.
+        is_trained: Function of a module's id: whether batches may have its steps.
     """
 
     keeps_data = True
@@ -122,23 +124,18 @@ class EpisodeReplay(BatchSource):
         self.buffer: ReplayBuffer = buffer
         self.batch_size: int = batch_size
         self.burn_ins: Mapping[str, BurnIn] = {}
-        self.divides_by_module: bool = buffer.divides_by_module
+        self.is_trained: Callable[[str], bool] = lambda module_id: True
         self.uses_priorities: bool = type(buffer).update_priorities is not ReplayBuffer.update_priorities
         self.options: dict[str, Any] = options
         self._beta = Schedule(options["beta"], "beta") if "beta" in options else None
         self.progress: ReplayRatio = ReplayRatio(train_ratio, warm_up)
-        self._trained: frozenset[str] | None = None
-
-    def set_modules(self, module_ids: Collection[str], trained: Collection[str]) -> None:
-        self._trained = frozenset(trained)
-        self.buffer.keep_modules(module_ids)
 
     def add(self, episodes: Any) -> None:
         for batch in batches_of(episodes):
             self.buffer.add(batch)
         self.num_added += num_env_steps_of(episodes)
 
-    def plan_batches(self, num_fresh: int, num_ranks: int) -> int:
+    def plan_batches(self, num_fresh: int, rank: int, num_ranks: int) -> int:
         self.progress.sampled(num_fresh)
         return self.progress.take(self.batch_size * num_ranks)
 
@@ -149,11 +146,9 @@ class EpisodeReplay(BatchSource):
             if not num_items:
                 yield []
                 continue
-            if self.divides_by_module:
-                module_ids = self.buffer.get_module_ids()
-                if self._trained is not None:
-                    module_ids = [module_id for module_id in module_ids if module_id in self._trained]
-                drawn = {mid: self._draw(mid, num_items, rng, 1)[0] for mid in sorted(module_ids)}
+            if self.buffer.divides_by_module:
+                module_ids = sorted(filter(self.is_trained, self.buffer.get_module_ids()))
+                drawn = {module_id: self._draw(module_id, num_items, rng, 1)[0] for module_id in module_ids}
                 yield joined(drawn) if drawn else []
             else:
                 samples = self._draw(DEFAULT_MODULE_ID, num_items, rng, num_batches + 1)
@@ -180,10 +175,6 @@ class EpisodeReplay(BatchSource):
     @property
     def num_env_steps(self) -> int:
         return len(self.buffer)
-
-    @property
-    def num_agent_steps_not_kept(self) -> int:
-        return self.buffer.num_agent_steps_not_kept
 
     @property
     def num_bytes(self) -> int:
@@ -266,12 +257,9 @@ class ReplayLearner(TargetNetworkLearner):
         if self.module is not None:
             return
         super().build()
-        burn_in_len = self._burn_in_len
-        if self._burn_ins():
-            self.source: BatchSource = self.make_source()
-        elif burn_in_len:
+        if self._burn_in_len and not self._burn_ins():
             raise ConfigurationError(
-                f"config.burn_in_len={burn_in_len}: no module has a state to warm up. Leave it at 0, or set "
+                f"config.burn_in_len={self._burn_in_len}: no module has a state to warm up. Leave it at 0, or set "
                 "model_config['use_lstm']."
             )
 
@@ -280,21 +268,29 @@ class ReplayLearner(TargetNetworkLearner):
         return int(getattr(self.config, "burn_in_len", 0))
 
     def _burn_ins(self) -> dict[str, BurnIn]:
-        """Return the burn-in of each stateful module; {} before `build`."""
+        """Return the burn-in of each stateful module."""
         return {
             module_id: BurnIn(
                 self._burn_in_len, initial_state(module), max_seq_len(module) - self._burn_in_len
             )
-            for module_id, module in (self.module or {}).items()
+            for module_id, module in self.module.items()
             if module.is_stateful()
         }
 
     def _on_modules_changed(self) -> None:
         super()._on_modules_changed()
         if isinstance(self.source, EpisodeReplay):
-            self.source.burn_ins = self._burn_ins()
-            if self.source.divides_by_module:
-                self.source.buffer.keeps_extra_model_outputs = self.source.burn_ins.keys()
+            self._keep_modules(self.source)
+
+    def _keep_modules(self, source: EpisodeReplay) -> None:
+        """Store the steps of the modules that can be trained, those of stateful ones with states."""
+        source.burn_ins = self._burn_ins()
+        if source.buffer.divides_by_module:
+            source.buffer.keeps_extra_model_outputs = source.burn_ins.keys()
+            source.buffer.keep_modules([m for m, module in self.module.items() if is_trainable(module)])
+
+    def _may_train(self, module_id: str) -> bool:
+        return callable(self.policies_to_train) or self.should_module_be_updated(module_id)
 
     @classmethod
     def check_module(cls, module_id: str, module: Any, config: BaseConfig) -> None:
@@ -341,12 +337,12 @@ class ReplayLearner(TargetNetworkLearner):
     def make_source(self) -> BatchSource:
         """Return this rank's replay buffer. The ranks share the capacity equally."""
         settings = self._replay_settings
-        plan, given, burn_ins = settings.update_plan(), settings.replay_buffer_config, self._burn_ins()
+        plan, given = settings.update_plan(), settings.replay_buffer_config
         kind = settings.replay_buffer_class
         arguments = {name: given[name] for name in kind.settings() if name in given}
         arguments["capacity"] = -(-given["capacity"] // plan.num_ranks)
         if "keeps_extra_model_outputs" in kind.settings():
-            arguments["keeps_extra_model_outputs"] = burn_ins.keys()
+            arguments["keeps_extra_model_outputs"] = self._burn_ins().keys()
         options: dict[str, Any] = {"n_step": settings.n_step, "gamma": settings.gamma}
         if kind.uses_priorities:
             options["beta"] = given["beta"]
@@ -358,7 +354,8 @@ class ReplayLearner(TargetNetworkLearner):
             warm_up=plan.warm_up,
             **options,
         )
-        source.burn_ins = burn_ins
+        source.is_trained = self._may_train
+        self._keep_modules(source)
         return source
 
     def drawn_n(self, batch: Mapping[str, Any]) -> Tensor:

@@ -118,11 +118,6 @@ class ReplayBuffer(ABC):
     def keep_modules(self, module_ids: Collection[str]) -> None:  # noqa: B027
         """Remove the steps of other modules, and store only those of these modules from now on."""
 
-    @property
-    def num_agent_steps_not_kept(self) -> int:
-        """Number of agent steps, over the lifetime, that were left out or removed by `keep_modules`."""
-        return 0
-
     def update_priorities(self, td_errors: object, keys: object = None) -> None:  # noqa: B027
         """Take in the TD errors of drawn items, float [K], with their values of ``replay_key``; ignored by default."""
 

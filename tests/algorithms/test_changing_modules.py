@@ -123,7 +123,7 @@ def test_modules_come_and_go_in_mid_run_and_after_a_resume(
             algo.get_module("p1")
         if has_buffer:
             assert algo.learner_group.foreach_learner(stored_modules) == [["new", "p0"]]
-            assert batch_source(result)["num_agent_steps_not_kept"] >= held > 0
+            assert result["replay_buffer"]["num_agent_steps_not_kept"] >= held > 0
         path = algo.save_to_path(tmp_path / "c")
         saved = {module_id: parts_of(algo, module_id) for module_id in ("p0", "new")}
 
@@ -146,11 +146,6 @@ def num_stored_of_p1(learner: Any) -> int:
     return int(learner.source.buffer.get_num_timesteps("p1"))
 
 
-def batch_source(result: dict[str, Any]) -> dict[str, Any]:
-    source: dict[str, Any] = result["learners"]["__all_modules__"]["batch_source"]
-    return source
-
-
 @pytest.mark.parametrize("use_rows", [True, False])
 def test_one_module_may_take_the_place_of_another_between_two_updates(use_rows: bool) -> None:
     with league("ppo").build() as algo:
@@ -168,12 +163,12 @@ def test_steps_of_a_module_that_the_learners_do_not_have_are_counted_and_not_sto
     with league("dqn").multi_agent(policies_to_train=["p1"]).build() as algo:
         for _ in range(2):
             result = algo.train()
-        assert batch_source(result)["num_agent_steps_not_kept"] == 0, "p0 may be trained later"
+        assert result["replay_buffer"]["num_agent_steps_not_kept"] == 0, "p0 may be trained later"
         assert algo.learner_group.foreach_learner(stored_modules) == [["p0", "p1"]]
         algo.add_module("new", add_to_learners=False, new_agent_to_module_mapping_fn=second_to_new)
         for _ in range(4):
             result = algo.train()
-        assert 0 < batch_source(result)["num_agent_steps_not_kept"] <= 4 * 40
+        assert 0 < result["replay_buffer"]["num_agent_steps_not_kept"] <= 4 * 40
         assert algo.learner_group.foreach_learner(stored_modules) == [["p0", "p1"]]
         assert trained_of(result) == {"p1"}, "from what is stored of it"
         # Another module of the same name begins with an empty buffer.

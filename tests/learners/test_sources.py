@@ -34,7 +34,7 @@ class OneStep(int):
 
 def train(source: CircularBuffer, batch: int, seed: int = 0) -> list[int]:
     source.add(OneStep(batch))
-    return list(source.batches(source.plan_batches(1, 1), np.random.default_rng([seed, batch])))
+    return list(source.batches(source.plan_batches(1, 0, 1), np.random.default_rng([seed, batch])))
 
 
 @pytest.mark.parametrize(("num_batches", "iterations"), [(8, 2), (4, 3), (1, 2), (3, 1)])
@@ -187,7 +187,7 @@ def test_beta_follows_its_schedule_over_the_sampled_steps() -> None:
     source.add([episode(4)])
     buffer.update_priorities([1.0, 1.0, 2.0, 4.0], buffer._keys(buffer._store.ordered_steps()))
     for num_sampled, beta in ((0, 0.0), (50, 0.5), (50, 1.0), (50, 1.0)):
-        num_batches = source.plan_batches(num_sampled, 1) or 1
+        num_batches = source.plan_batches(num_sampled, 0, 1) or 1
         for batch in source.batches(num_batches, np.random.default_rng(0)):
             weights = np.unique(batch.columns["weights"])
             assert weights == pytest.approx(np.unique(np.array([1.0, 2.0, 4.0]) ** -beta))

@@ -20,7 +20,7 @@ from rlzmq.config.base_config import BaseConfig
 from rlzmq.connectors.learner import VTrace
 from rlzmq.connectors.learner.vtrace import TARGET_DIST_INPUTS
 from rlzmq.episodes.columns import Columns
-from rlzmq.learners.batches import BatchSource, CircularBuffer, FreshBatch, masked_mean
+from rlzmq.learners.batches import BatchSource, CircularBuffer, FreshBatch, MaskedMean
 from rlzmq.learners.target_network_learner import TargetNetworkUpdates
 from rlzmq.modules.default_models.actor_critic import DefaultActorCriticModule
 from rlzmq.modules.rl_module import TargetNetworkAPI, ValueFunctionAPI
@@ -68,11 +68,10 @@ def appo_policy_terms(
     ratio_B = is_B * torch.exp(logp_B - behavior_logp_B)
     clipped_B = ratio_B.clamp(1.0 - clip_param, 1.0 + clip_param)
     surrogate_B = torch.minimum(ratio_B * advantages_B, clipped_B * advantages_B)
-    mean_is = masked_mean(is_B, mask_B)
+    mean = MaskedMean(mask_B)
+    mean_is = mean(is_B)
     return APPOPolicyTerms(
-        policy_loss=-masked_mean(surrogate_B, mask_B),
-        mean_is=mean_is,
-        var_is=masked_mean((is_B - mean_is).square(), mask_B),
+        policy_loss=-mean(surrogate_B), mean_is=mean_is, var_is=mean((is_B - mean_is).square())
     )
 
 
@@ -146,8 +145,9 @@ class APPOLearner(IMPALALearner, TargetNetworkUpdates):
             mask_B=mask,
         )
         values = module.compute_values(batch, embeddings=fwd_out.get(Columns.EMBEDDINGS))
-        vf_loss = 0.5 * masked_mean((values - batch[Columns.VALUE_TARGETS]).square(), mask)
-        entropy = masked_mean(dist.entropy(), mask)
+        mean = MaskedMean(mask)
+        vf_loss = 0.5 * mean((values - batch[Columns.VALUE_TARGETS]).square())
+        entropy = mean(dist.entropy())
         stats = {
             "policy_loss": terms.policy_loss,
             "vf_loss": vf_loss,
@@ -158,7 +158,7 @@ class APPOLearner(IMPALALearner, TargetNetworkUpdates):
         entropy_coeff = self.coefficients["entropy_coeff"][module_id]
         loss: Tensor = terms.policy_loss + settings.vf_loss_coeff * vf_loss - entropy_coeff * entropy
         if settings.use_kl_loss:
-            stats["mean_kl_loss"] = masked_mean(target_dist.kl(dist), mask)
+            stats["mean_kl_loss"] = mean(target_dist.kl(dist))
             kl_coeff = self.coefficients["kl_coeff"].setdefault(module_id, float(settings.kl_coeff))
             loss = loss + kl_coeff * stats["mean_kl_loss"]
         self.log_stats(module_id, stats)

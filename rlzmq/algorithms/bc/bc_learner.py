@@ -11,7 +11,7 @@ from torch import Tensor
 
 from rlzmq.config.base_config import BaseConfig
 from rlzmq.episodes.columns import Columns
-from rlzmq.learners.batches import masked_mean
+from rlzmq.learners.batches import MaskedMean
 from rlzmq.learners.offline_learner import OfflineLearner
 
 __all__ = [
@@ -27,7 +27,7 @@ def bc_loss(logp_B: Tensor, mask_B: Tensor | None = None) -> Tensor:
         logp_B: Log-probability of the recorded actions under the trained policy.
         mask_B: Whether entries are real; None: all.
     """
-    return -masked_mean(logp_B, mask_B)
+    return -MaskedMean(mask_B)(logp_B)
 
 
 class BCLearner(OfflineLearner):

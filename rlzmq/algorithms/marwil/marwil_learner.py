@@ -18,7 +18,7 @@ from rlzmq.connectors.learner import GeneralAdvantageEstimation
 from rlzmq.core.errors import ConfigurationError
 from rlzmq.core.tree import tree_map
 from rlzmq.episodes.columns import Columns
-from rlzmq.learners.batches import TrainBatch, masked_mean
+from rlzmq.learners.batches import MaskedMean, TrainBatch
 from rlzmq.learners.offline_learner import OfflineLearner
 from rlzmq.modules.distributions import TorchDiagGaussian
 from rlzmq.modules.rl_module import ValueFunctionAPI
@@ -78,17 +78,17 @@ def marwil_loss_terms(
     if log_std_B is not None:
         logp_B = logp_B + log_std_coeff * log_std_B
     advantages_B = value_targets_B - values_B
-    mean_square = masked_mean(advantages_B.square(), mask_B)
+    mean = MaskedMean(mask_B)
+    mean_square = mean(advantages_B.square())
     moved = norm + update_rate * (mean_square.detach().double() - norm)
     new_norm = torch.where(moved.isfinite(), moved, norm)
     exponents_B = beta * advantages_B.detach() / (1e-8 + new_norm.sqrt().float())
     weights_B = exponents_B.clamp(max=_MAX_EXPONENT).exp()
     error_variance, target_variance = (
-        masked_mean((rows - masked_mean(rows, mask_B)).square(), mask_B)
-        for rows in (advantages_B.detach(), value_targets_B)
+        mean((rows - mean(rows)).square()) for rows in (advantages_B.detach(), value_targets_B)
     )
     return MARWILLossTerms(
-        policy_loss=-masked_mean(weights_B * logp_B, mask_B),
+        policy_loss=-mean(weights_B * logp_B),
         value_loss=0.5 * mean_square,
         explained_variance=(1.0 - error_variance / target_variance.clamp(min=1e-12)).clamp(min=-1.0),
         norm=new_norm,
