@@ -6,6 +6,7 @@ import contextlib
 import secrets
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Any, NoReturn, Self, Unpack
 
 import gymnasium as gym
@@ -17,7 +18,7 @@ from rlzmq.config.settings import NotProvided, takes
 from rlzmq.core.callbacks import HOOKS, Hooks, check_hook, check_hooks
 from rlzmq.core.errors import ConfigurationError
 from rlzmq.core.synonyms import did_you_mean
-from rlzmq.envs.multi_agent_env import MultiAgentEnv, agent_spaces
+from rlzmq.envs.multi_agent_env import MultiAgentEnv, agent_spaces, clip_rewards
 from rlzmq.envs.registry import EnvEntry, make_env, resolve_env
 from rlzmq.envs.vector import check_space
 
@@ -189,8 +190,7 @@ class BaseConfig(DerivedValues):
         entry = resolve_env(self.env if env is None else env)
         wrappers = list(self.wrappers)
         if self.clip_rewards:
-            most = float(self.clip_rewards)
-            wrappers.append(f"ClipReward(min_reward={-most}, max_reward={most})")
+            wrappers.append(partial(clip_rewards, most=float(self.clip_rewards)))
         return replace(entry, is_atari=bool(self.is_atari), wrappers=tuple(wrappers))
 
     def make_env(self, env: object = None) -> Any:

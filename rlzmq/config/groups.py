@@ -88,7 +88,8 @@ class EnvironmentSettings:
             ``"package.module:Class"``, with arguments as in ``"TimeLimit(max_episode_steps=200)"``; or callables.
         observation_space: Overrides the observation space of a single env.
         action_space: Overrides the action space of a single env.
-        clip_rewards: Bound of the rewards' magnitude (True: 1), after all wrappers; None, False: no bound.
+        clip_rewards: Bound of the magnitude of rewards, of each agent's (True: 1), after all wrappers; None, False: no
+            bound.
         normalize_actions: Whether modules act in [-1, 1] and bounded Box actions are rescaled for the env. A Box
             without some of its bounds is not rescaled, but clipped to the bounds that it has.
         clip_actions: Whether to clip Box actions to the bounds of the space (if not normalized).
@@ -102,7 +103,7 @@ class EnvironmentSettings:
     wrappers: list[Any] = setting(default=[])
     observation_space: Space = None
     action_space: Space = None
-    clip_rewards: bool | float | None = None
+    clip_rewards: bool | NonNegative | None = None
     normalize_actions: bool = True
     clip_actions: bool = False
     disable_env_checking: bool = False

@@ -52,6 +52,7 @@ SEARCH_TAG = "__search__"
 """Value of ``plain_tag`` of search objects."""
 
 _NORMAL = statistics.NormalDist()
+_GOLDEN = 0.618  # of no range that people write is this place an int
 
 
 class SearchObject:
@@ -125,8 +126,9 @@ class Numeric(Domain):
     call: tuple[str, tuple[Any, ...]]
 
     def examples(self) -> Sequence[Any]:
-        """Return both ends, which represent the values between them."""
-        return [] if self.scale == "normal" else [self._rounded(self.lower), self._rounded(self.upper)]
+        """Return both ends and a value between them: the ends of a range of floats may be ints or bools."""
+        between = self.lower + _GOLDEN * (self.upper - self.lower)
+        return [] if self.scale == "normal" else list(map(self._rounded, (self.lower, between, self.upper)))
 
     def coordinate_of(self, value: float) -> float:
         """Return the coordinate of a value."""
@@ -414,6 +416,7 @@ def _number(
     q: float | None = None,
     is_open: bool = False,
 ) -> Numeric:
+    lower, upper = (int(end) if isinstance(end, bool) else end for end in (lower, upper))
     arguments = (lower, upper) if q is None else (lower, upper, q)
     text = f"{name}({', '.join(map(repr, arguments))})"
     for number in arguments:

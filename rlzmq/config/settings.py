@@ -11,6 +11,7 @@ import copy
 import enum
 import functools
 import inspect
+import numbers
 import re
 import typing
 from collections.abc import Callable
@@ -142,7 +143,7 @@ class Setting:
         if isinstance(value, bool) and _wants_number(self.annotation):
             raise ConfigurationError(f"config.{self.name}: expected {self.expected}, got {value!r} (a bool).")
         try:
-            if value != value:  # NaN
+            if isinstance(value, numbers.Real) and value != value:  # NaN
                 raise ValueError
             return self._adapter.validate_python(value)
         except ValueError:

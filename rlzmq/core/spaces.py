@@ -47,6 +47,8 @@ def _read_box(reader: TreeReader, content: object, depth: int) -> spaces.Box:
     if dtype.kind not in "biuf" or not all(bound.size == 1 or bound.shape == shape for bound in (low, high)):
         raise ValueError(f"expected a Box's bounds of shape {shape}, got {low.shape} and {high.shape}.")
     reader.spend(_BOX_COPIES * math.prod(shape) * dtype.itemsize)
+    if low.size == high.size == 1 and dtype.kind != "b":  # numbers, which the Box repeats without copies
+        return spaces.Box(low.flat[0], high.flat[0], shape, dtype.type)
     low, high = (np.broadcast_to(b.reshape(()) if b.size == 1 else b, shape) for b in (low, high))
     return spaces.Box(np.array(low), np.array(high), shape, dtype.type)
 

@@ -20,6 +20,7 @@ from rlzmq.driver.process_config import ModuleConfigs
 from rlzmq.driver.remote_learners import RemoteLearnerListener
 from rlzmq.driver.synchronous import has_broker, needs_processes
 from rlzmq.driver.updates import Accounting, SerialPipeline
+from rlzmq.episodes.columns import DEFAULT_MODULE_ID
 from rlzmq.interfaces import UpdatePipeline
 
 __all__ = ["Session"]
@@ -174,8 +175,10 @@ class Session:
         return pipeline
 
     async def get_module(self, module_id: str) -> Any:
-        """Return a local RLModule with the current weights."""
+        """Return a local RLModule with the current weights; in a run of one agent its module, whatever the id."""
         modules = await self.get_modules()
+        if len(modules) == 1 and (module_id == DEFAULT_MODULE_ID or not self.config.is_multi_agent):
+            return next(iter(modules.values()))
         if module_id not in modules:
             raise KeyError(f"No module {module_id!r}.{did_you_mean(module_id, list(modules.keys()))}")
         return modules[module_id]

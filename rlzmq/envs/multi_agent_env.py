@@ -23,6 +23,7 @@ __all__ = [
     "PettingZooEnv",
     "SyncVectorMultiAgentEnv",
     "agent_spaces",
+    "clip_rewards",
     "make_multi_agent",
     "make_multi_agent_vec",
 ]
@@ -327,6 +328,21 @@ def agent_spaces(env: Any) -> tuple[gym.spaces.Dict, gym.spaces.Dict]:
         gym.spaces.Dict({agent_id: getattr(env, f"get_{kind}_space")(agent_id) for agent_id in agents})
         for kind in ("observation", "action")
     )
+
+
+def clip_rewards(env: Any, most: float) -> Any:
+    """Return the environment with its rewards, those of each agent, clipped to [-most, most]."""
+    if not isinstance(env, MultiAgentEnv):
+        return gym.wrappers.ClipReward(env, -most, most)
+    step = env.step
+
+    def clipped_step(action_dict: AgentDict) -> tuple[AgentDict, AgentDict, AgentDict, AgentDict, AgentDict]:
+        observations, rewards, terminateds, truncateds, infos = step(action_dict)
+        clipped = {agent_id: np.clip(reward, -most, most) for agent_id, reward in rewards.items()}
+        return observations, clipped, terminateds, truncateds, infos
+
+    env.step = clipped_step  # type: ignore[method-assign]
+    return env
 
 
 def make_multi_agent(env_name_or_creator: str | type | Callable[..., Any]) -> type[MultiAgentEnv]:

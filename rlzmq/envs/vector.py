@@ -173,9 +173,9 @@ def _called(method: Callable[..., Any], *args: object, **kwargs: object) -> obje
 def _make_native(entry: EnvEntry, num_envs: int, context: EnvContext) -> VectorEnv[Any, Any, Any]:
     if entry.wrappers or (entry.is_atari and entry.gym_id is None):
         raise ConfigurationError(
-            f"config.wrappers and is_atari wrap single environments, but {entry.label} is a native vector env. "
-            "Leave them out, use gym_env_vectorize_mode='sync', or register a function that makes the wrapped "
-            "vector env."
+            f"config.wrappers, clip_rewards and is_atari wrap single environments, but {entry.label} is a native "
+            "vector env. Leave them out, use gym_env_vectorize_mode='sync', or register a function that makes the "
+            "wrapped vector env."
         )
     if entry.gym_id is not None:
         vector_env = _make_entry_point(entry, entry.gym_id, num_envs, context)

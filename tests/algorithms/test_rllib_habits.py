@@ -36,7 +36,19 @@ from rlzmq.algorithms import rllib_helpers as helpers
 from rlzmq.config.model_config import Catalog
 from rlzmq.core import names
 from rlzmq.core.errors import ConfigurationError
+from rlzmq.envs.examples import MultiAgentCartPole
 from tests.support.runs import ShortEnv, small
+
+
+def test_the_only_module_is_found_by_any_name_in_a_run_of_one_agent() -> None:
+    with small(num_env_runners=0).build() as algo:
+        assert algo.get_module("p0") is algo.get_module() is algo.get_module("default_policy")
+    several = small(num_env_runners=0).environment(MultiAgentCartPole, env_config={"num_agents": 2})
+    several.multi_agent(policies={"p0"}, policy_mapping_fn=lambda agent_id, episode: "p0")
+    with several.build() as algo:
+        assert algo.get_module() is algo.get_module("p0")
+        with pytest.raises(KeyError, match="No module 'p1'"):
+            algo.get_module("p1")
 
 
 class VPGConfig(AlgorithmConfig):

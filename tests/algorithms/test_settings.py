@@ -5,11 +5,15 @@ from __future__ import annotations
 import logging
 import re
 import shutil
+import tracemalloc
 from collections.abc import Iterator
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+from gymnasium.spaces import Box
 
 import rlzmq
 from rlzmq import (
@@ -18,6 +22,7 @@ from rlzmq import (
     ConfigurationError,
     DQNConfig,
     IMPALAConfig,
+    MultiAgentEnvRunner,
     PPOConfig,
     SACConfig,
     SingleAgentEnvRunner,
@@ -26,6 +31,7 @@ from rlzmq import (
 from rlzmq.algorithms.registry import ALGORITHMS, get_config_class
 from rlzmq.config import rllib_only
 from rlzmq.config.rllib_only import RLLIB_ONLY, RLlibOnly, find_rllib_only
+from rlzmq.envs.examples import MultiAgentCartPole
 from tests.support.runs import small
 
 # What the library does not read itself.
@@ -207,10 +213,30 @@ def test_a_search_of_an_ignored_value_is_ignored() -> None:
     config.env_runners(num_cpus_per_env_runner=tune.choice([1, 2])).validate()
 
 
+def test_a_space_in_the_settings_takes_no_memory_but_its_own() -> None:
+    space = Box(0, 255, (2048, 2048), np.uint8)
+    tracemalloc.start()
+    try:
+        text = PPOConfig().environment("CartPole-v1", observation_space=space).to_toml()
+        again = PPOConfig.from_toml(text).observation_space
+        _, peak_bytes = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    own_bytes = sum(getattr(space, name).nbytes for name in ("low", "high", "bounded_below", "bounded_above"))
+    assert peak_bytes < 1.5 * own_bytes
+    assert (len(text) < 1000, again) == (True, space)
+
+
 def test_rewards_are_clipped_in_the_env() -> None:
     config = PPOConfig().environment("Pendulum-v1", clip_rewards=0.5).env_runners(num_env_runners=0)
     (episode,) = SingleAgentEnvRunner(config=config).sample(num_episodes=1)
     assert min(episode.get_rewards()) == -0.5
+    several = PPOConfig().environment(MultiAgentCartPole, env_config={"num_agents": 2}, clip_rewards=0.5)
+    several.multi_agent(policies={"both"}, policy_mapping_fn=lambda agent_id, episode: "both")
+    (episode,) = MultiAgentEnvRunner(config=several).sample(num_episodes=1)
+    assert {*chain(*(agent.get_rewards() for agent in episode.agent_episodes.values()))} == {0.5}
+    with pytest.raises(ConfigurationError, match="clip_rewards: expected bool or float ≥ 0"):
+        config.environment(clip_rewards=-1.0).validate()
 
 
 def test_an_algorithm_takes_a_dict_and_its_class_is_set_as_an_attribute() -> None:

@@ -149,6 +149,8 @@ def test_only_dtypes_of_numbers_datetimes_and_fixed_size_strings_pass() -> None:
         spaces.Box(np.array([0, -np.inf]), np.array([np.inf, 3]), dtype=np.float64),
         spaces.Box(0, 255, (4, 4, 1), np.uint8),
         spaces.Box(0, 1, ()),
+        spaces.Box(0, 1, (3,), np.bool_),
+        spaces.Box(-np.inf, np.inf, (3,), np.float16),
         spaces.Discrete(5),
         spaces.Discrete(3, start=-1),
         spaces.MultiDiscrete([[2, 3], [4, 5]]),

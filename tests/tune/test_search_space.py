@@ -29,6 +29,7 @@ def drawn(search_object: Any, number: int = 300) -> list[Any]:
     ("search_object", "low", "high", "step"),
     [
         (tune.uniform(-1, 2), -1, 2, 0),
+        (tune.uniform(False, True), 0, 1, 0),
         (tune.quniform(0.5, 2, 0.25), 0.5, 2, 0.25),
         (tune.loguniform(1e-5, 1e-1), 1e-5, 1e-1, 0),
         (tune.qloguniform(0.5, 8, 0.5), 0.5, 8, 0.5),
@@ -68,7 +69,8 @@ def test_logarithms_and_normal_values_are_distributed_as_named() -> None:
         (lambda: tune.quniform(0, 1, 0.3), "must be multiples of q"),
         (lambda: tune.choice([]), "a list of at least one value"),
         (lambda: PPOConfig().training(lr=tune.choice([0.1, "a"])), "config.lr: expected .*, got 'a'"),
-        (lambda: PPOConfig().training(num_epochs=tune.uniform(1, 2.5)), "config.num_epochs: expected int"),
+        (lambda: PPOConfig().training(num_epochs=tune.uniform(1, 3)), "config.num_epochs: expected int"),
+        (lambda: PPOConfig().training(use_kl_loss=tune.uniform(False, True)), "use_kl_loss: expected bool"),
         (lambda: search_objects_in_tables({"lr": {"loguniform": [1]}}), r"loguniform = \[1\]: .*missing"),
     ],
 )
