@@ -16,10 +16,19 @@ from typing import Any
 
 import numpy as np
 
-from rlzmq.actors import by_value
 from rlzmq.actors.host import ActorHost, CallServer, constructed
 from rlzmq.actors.loop_thread import new_event_loop
-from rlzmq.actors.messages import Answer, Call, Cancel, Shutdown, decode_message, pack, pack_snapshot
+from rlzmq.actors.messages import (
+    Answer,
+    Call,
+    Cancel,
+    Shutdown,
+    decode_message,
+    pack,
+    pack_snapshot,
+    receive_privately,
+)
+from rlzmq.core import by_value
 from rlzmq.core.addresses import process_directory, set_multiprocessing_directory
 from rlzmq.core.errors import ProtocolError
 from rlzmq.core.process import (
@@ -96,10 +105,10 @@ class _Child:
         self._exit_code = 0
 
     async def run(self) -> int:
-        settings = await by_value.receive(self._channel)
+        settings = await receive_privately(self._channel)
         if settings is None:
             return 0  # the parent gave up
-        boot = json.loads(settings)
+        boot = json.loads(bytes(settings))
         _adopt(boot)
         with Context() as context:
             self._socket = DrainSocket(
@@ -133,13 +142,13 @@ class _Child:
 
     async def _read_private_pipe(self) -> None:
         """Read the constructor's payload, then functions to apply; stop when the parent closes the pipe."""
-        while (data := await by_value.receive(self._channel)) is not None:
+        while (data := await receive_privately(self._channel)) is not None:
             call_id = int.from_bytes(data[:8], "little")
             begun = self._apply if call_id else self._construct  # other calls count from 1
             self._calls.begin(call_id, begun(data[8:]))
         self._over.set()
 
-    async def _construct(self, data: bytes) -> list[Any]:
+    async def _construct(self, data: memoryview) -> list[Any]:
         try:
             await self._host.construct(lambda: constructed(*by_value.loads(data)))
         except BaseException:
@@ -148,7 +157,7 @@ class _Child:
             raise
         return pack(None, "constructor")
 
-    async def _apply(self, data: bytes) -> list[Any]:
+    async def _apply(self, data: memoryview) -> list[Any]:
         def run() -> Any:
             function, args, kwargs = by_value.loads(data)
             return function(self._host.instance, *args, **kwargs)

@@ -12,7 +12,6 @@ import os
 from collections.abc import Callable, Coroutine, Generator, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from rlzmq.actors import by_value
 from rlzmq.actors.forkserver import ForkedChild
 from rlzmq.actors.host import ActorHost
 from rlzmq.actors.messages import (
@@ -24,9 +23,11 @@ from rlzmq.actors.messages import (
     Shutdown,
     encode_message,
     pack,
+    send_privately,
     unpack_error,
 )
 from rlzmq.actors.process_state import ActorLostError, ExitStatus
+from rlzmq.core import by_value
 from rlzmq.core.errors import DeadlineError, PeerLostError, ProtocolError
 from rlzmq.core.process import STACKS_TO_STDERR
 from rlzmq.core.synonyms import did_you_mean
@@ -96,7 +97,7 @@ class ProcessLink:
         """Send settings, class and arguments, then wait for the constructor."""
         await self._child.started
         with self._expect(0, "its constructor") as answer:
-            await self._send_privately(settings, bytes(8) + payload)
+            await self._send_privately([settings], [bytes(8), payload])
             await self._value_of(answer, 0)
         self.has_started = True
 
@@ -118,7 +119,7 @@ class ProcessLink:
         data = by_value.dumps((function, args, kwargs), f"the function for {self.role}")
         call_id = next(self._call_ids)
         with self._expect(call_id, getattr(function, "__name__", "apply")) as answer:
-            await self._send_privately(call_id.to_bytes(8, "little") + data)
+            await self._send_privately([call_id.to_bytes(8, "little"), data])
             return await self._value_of(answer, call_id)
 
     async def stop(self, timeout_s: float = 5.0) -> ExitStatus:
@@ -207,12 +208,12 @@ class ProcessLink:
             raise value
         return value
 
-    async def _send_privately(self, *messages: bytes) -> None:
+    async def _send_privately(self, *messages: list[bytes]) -> None:
         async def send() -> None:
             async with self._pipe_lock:
                 with contextlib.suppress(OSError):  # it died: the exit status explains it
                     for message in messages:
-                        await by_value.send(self._child.channel, message)
+                        await send_privately(self._child.channel, *message)
 
         # Shielded: a message cut short by a cancellation would garble the next one.
         await asyncio.shield(asyncio.ensure_future(send()))

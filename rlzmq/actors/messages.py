@@ -1,11 +1,13 @@
 """Messages between an actor system and its actors: typed headers, and values as arrays.
 
 The channel is a ROUTER at the system and a DEALER per actor. Between two live processes of one machine
-it neither loses nor reorders nor duplicates; when one of them ends, its calls fail.
+it neither loses nor reorders nor duplicates; when one of them ends, its calls fail. What is pickled
+(`rlzmq.core.by_value`) has a socketpair that only the two processes hold, and a length before each message.
 """
 
 from __future__ import annotations
 
+import asyncio
 import builtins
 import os
 import socket
@@ -33,12 +35,16 @@ __all__ = [
     "pack",
     "pack_error",
     "pack_snapshot",
+    "receive_privately",
+    "send_privately",
     "unpack_error",
 ]
 
 
 NO_CALL_ID = 0
 """The id of no call: real calls count from 1."""
+
+_LENGTH_BYTES, _PART_BYTES = 8, 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -284,3 +290,30 @@ def _short(part: str) -> str:
         if len(part.encode(errors="replace")) <= _MAX_REPEATED_BYTES
         else cut(part, _MAX_REPEATED_BYTES) + "\n"
     )
+
+
+async def send_privately(channel: socket.socket, *parts: bytes) -> None:
+    """Send one message, in parts; wait while the other side is slow. Only one sender may be active at a time.
+
+    Raises:
+        OSError: The other side is gone.
+    """
+    loop = asyncio.get_running_loop()
+    await loop.sock_sendall(channel, sum(map(len, parts)).to_bytes(_LENGTH_BYTES, "little"))
+    for part in parts:
+        await loop.sock_sendall(channel, part)
+
+
+async def receive_privately(channel: socket.socket) -> memoryview | None:
+    """Receive the next message; return None at the end of the stream."""
+    head = await _receive_exactly(channel, _LENGTH_BYTES)
+    return None if head is None else await _receive_exactly(channel, int.from_bytes(head, "little"))
+
+
+async def _receive_exactly(channel: socket.socket, num_bytes: int) -> memoryview | None:
+    data = bytearray()
+    while left := num_bytes - len(data):
+        if not (part := await asyncio.get_running_loop().sock_recv(channel, min(left, _PART_BYTES))):
+            return None
+        data += part
+    return memoryview(data)

@@ -17,14 +17,13 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from rlzmq.actors import by_value
 from rlzmq.actors.child import local_options
 from rlzmq.actors.forkserver import ForkServer, get_fork_server
 from rlzmq.actors.handle import ActorHandle, LocalLink, ProcessLink, short_name
 from rlzmq.actors.host import constructed
 from rlzmq.actors.messages import decode_message
 from rlzmq.actors.process_state import is_stopped
-from rlzmq.core import faults
+from rlzmq.core import by_value, faults
 from rlzmq.core.addresses import SocketDirectory, process_directory
 from rlzmq.core.errors import ClosedError, ConfigurationError, DeadlineError, PeerLostError
 from rlzmq.core.patience import FACTOR, HEARTBEAT_S, CoreWait, FairClock, Patience

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from rlzmq.actors import by_value
 from rlzmq.config.base_config import BaseConfig
+from rlzmq.core import by_value
 from rlzmq.core.callbacks import RUNNER_HOOKS, hooks_of
 from rlzmq.core.errors import CheckpointError, ConfigurationError
 from rlzmq.core.signatures import check_takes

@@ -25,6 +25,7 @@ from gymnasium.vector import AsyncVectorEnv, AutoresetMode, VectorEnv
 from gymnasium.vector.async_vector_env import AsyncState
 
 from rlzmq.core.addresses import ensure_multiprocessing_directory
+from rlzmq.core.by_value import SentByValue
 from rlzmq.core.errors import ConfigurationError, EnvError, RlzmqError, UnsupportedSpaceError
 from rlzmq.core.patience import ANSWER_S
 from rlzmq.core.process import blocked, default_in_forks, ignore_ending_signals
@@ -316,7 +317,9 @@ def _make_async(
         with blocked(), _main_module_hidden():
             resource_tracker.ensure_running()  # which unblocks some of the signals
             with blocked():
-                return _AsyncVectorEnv(creators, method, making)
+                return _AsyncVectorEnv(
+                    [SentByValue(make, "an environment") for make in creators], method, making
+                )
     except RlzmqError:
         raise
     except (RuntimeError, EOFError, BrokenPipeError) as error:

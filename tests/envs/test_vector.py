@@ -9,8 +9,10 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
+from types import CodeType
 from typing import Any
 
+import cloudpickle  # type: ignore[import-untyped]
 import gymnasium as gym
 import numpy as np
 import pytest
@@ -106,6 +108,19 @@ def test_async_env_equals_sync_and_leaves_no_process() -> None:
     finally:
         asynchronous.close()
     assert not any(process.is_alive() for process in asynchronous.processes)  # type: ignore[attr-defined]
+
+
+def test_code_of_an_env_in_its_own_process_keeps_its_file_s_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    table, name = cloudpickle.CloudPickler.dispatch_table, "<dynamic-code>"  # as cloudpickle 3.1.3 has it
+    monkeypatch.setitem(table, CodeType, lambda code, of=table[CodeType]: of(code.replace(co_filename=name)))
+
+    class TellsItsFile(ShortEnv):
+        def reset(self, **kwargs: Any) -> Any:
+            return super().reset(**kwargs)[0], {"file": sys._getframe().f_code.co_filename}
+
+    env: Any = make_vec(lambda config: TellsItsFile(), num_envs=1, mode="async")
+    assert env.reset()[1]["file"] == [__file__]
+    env.close()
 
 
 def test_the_end_of_an_env_s_process_is_an_error_with_its_exit_code() -> None:

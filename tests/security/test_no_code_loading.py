@@ -33,7 +33,7 @@ PICKLERS = {
     "pickle", "_pickle", "cPickle", "cloudpickle", "dill", "marshal", "shelve", "jsonpickle", "joblib", "yaml",
 }  # fmt: skip
 # The one module that pickles: from a parent to its own child, over a private pipe.
-BY_VALUE = PACKAGE / "actors" / "by_value.py"
+BY_VALUE = PACKAGE / "core" / "by_value.py"
 # A file without these words is not parsed.
 WORDS = PICKLERS | FORBIDDEN_METHODS | {f"{name.rpartition('.')[2]}(" for name in FORBIDDEN_CALLS}
 SUSPICIOUS = re.compile("|".join(map(re.escape, WORDS)))
@@ -108,7 +108,7 @@ def trap(event, arguments):
             chain.append(frame.f_code.co_filename)
             frame = frame.f_back
         # The fork server's children get their class and arguments by value from their own parent.
-        if not any(path.endswith(os.path.join("actors", "by_value.py")) for path in chain):
+        if not any(path.endswith(os.path.join("core", "by_value.py")) for path in chain):
             with open(os.environ["RLZMQ_TRAP"], "a") as log:
                 log.write(f"{arguments} in pid {os.getpid()}: {chain[:6]}\\n")
             raise AssertionError(f"{arguments} was unpickled")

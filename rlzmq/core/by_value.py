@@ -1,23 +1,20 @@
 """The only module that pickles: it sends objects of the user's script from a process to its own child.
 
-The bytes travel as length-prefixed messages over a private socketpair that only the two processes hold. Nothing that
-came from a zmq socket, a file or another machine is ever unpickled. Classes and functions defined in ``__main__``, in
-a notebook or inside a function travel by value, all others by import.
+The bytes travel over a private pipe that only the two processes hold (`rlzmq.actors.messages`, and Gymnasium's to the
+processes of environments). Nothing that came from a zmq socket, a file or another machine is ever unpickled. Classes
+and functions defined in ``__main__``, in a notebook or inside a function travel by value, all others by import.
 """
 
 from __future__ import annotations
 
-import asyncio
 import functools
 import io
 import pickle
-import socket
+from collections.abc import Callable
 from types import CodeType
 from typing import Any
 
-__all__ = ["dumps", "loads", "receive", "send"]
-
-_LENGTH_BYTES, _PART_BYTES = 8, 1 << 20
+__all__ = ["SentByValue", "dumps", "loads"]
 
 
 @functools.cache
@@ -52,30 +49,25 @@ def dumps(value: object, what: str) -> bytes:
     return data.getvalue()
 
 
-def loads(data: bytes) -> Any:
+def loads(data: bytes | memoryview) -> Any:
     """Unpickle the result of the parent's :func:`dumps`; only call it with bytes from the private pipe."""
     return pickle.loads(data)
 
 
-async def send(channel: socket.socket, data: bytes) -> None:
-    """Send one message; wait while the other side is slow. Only one sender may be active at a time.
+class SentByValue:
+    """A function that travels as `dumps` makes it, also where another library pickles it.
 
-    Raises:
-        OSError: The other side is gone.
+    Args:
+        function: The function.
+        what: Its name in errors.
     """
-    await asyncio.get_running_loop().sock_sendall(channel, len(data).to_bytes(_LENGTH_BYTES, "little") + data)
 
+    def __init__(self, function: Callable[..., Any], what: str) -> None:
+        self._function = function
+        self._what = what
 
-async def receive(channel: socket.socket) -> bytes | None:
-    """Receive the next message; return None at the end of the stream."""
-    head = await _receive_exactly(channel, _LENGTH_BYTES)
-    return None if head is None else await _receive_exactly(channel, int.from_bytes(head, "little"))
+    def __call__(self, *args: object) -> Any:
+        return self._function(*args)
 
-
-async def _receive_exactly(channel: socket.socket, num_bytes: int) -> bytes | None:
-    data = bytearray()
-    while left := num_bytes - len(data):
-        if not (part := await asyncio.get_running_loop().sock_recv(channel, min(left, _PART_BYTES))):
-            return None
-        data += part
-    return bytes(data)
+    def __reduce__(self) -> tuple[Callable[[bytes], Any], tuple[bytes]]:
+        return loads, (dumps(self._function, self._what),)
