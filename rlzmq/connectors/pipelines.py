@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Self, TypeAlias, overload
 
 import numpy as np
 
-from rlzmq.connectors.common.agent_to_module_mapping import AgentToModuleMapping
+from rlzmq.connectors.common.agent_to_module_mapping import AgentToModuleMapping, is_multi_rl_module
 from rlzmq.connectors.common.layout import NumpyToTensor
 from rlzmq.connectors.connector_v2 import LAST_STAGE, ConnectorV2, name_set
 from rlzmq.connectors.module_to_env import NormalizeAndClipActions
@@ -153,10 +153,9 @@ class ConnectorPipelineV2(ConnectorV2):
             try:
                 batch = piece(batch=batch, shared_data=shared_data, **arguments)
             except Exception as error:
-                ours = [type(each).__module__.startswith("rlzmq.") for each in self.connectors[: index + 1]]
-                is_lost = isinstance(error, KeyError) and ours[-1] and not all(ours)
-                hint = ": do the pieces before it return every column that they get?" if is_lost else ""
-                error.add_note(f"in {self._where(index)}{hint}")
+                if isinstance(error, KeyError) and _is_ours(piece):
+                    self.blame_for(error.args[0], batch, self._where(index), index, **arguments)
+                error.add_note(f"in {self._where(index)}")
                 raise
             if not isinstance(batch, dict):
                 raise ConfigurationError(
@@ -167,6 +166,35 @@ class ConnectorPipelineV2(ConnectorV2):
             timer[0] += 1
             timer[1] += time.perf_counter() - start_s
         return batch
+
+    def blame_for(
+        self, column: object, batch: dict[str, Any], reader: str, end: int | None = None, **arguments: Any
+    ) -> None:
+        """Raise an error that names the piece which drops a column, if there is one. Copies of the pieces are called.
+
+        Args:
+            column: The column that may be missing.
+            batch: The batch that the pieces returned.
+            reader: Who needs it, for the text.
+            end: Number of pieces before the reader; None: all.
+            arguments: See `__call__`.
+
+        Raises:
+            ConfigurationError: A custom piece returns the batch without this column, even if it gets it.
+        """
+        custom = [n for n, piece in enumerate(self.connectors[:end]) if not _is_ours(piece)]
+        for index in () if _has(batch, column) else reversed(custom):
+            try:
+                trial, episodes = copy.deepcopy((self.connectors[index], list(arguments["episodes"])))
+                given = {"shared_data": {}, **arguments, "episodes": episodes}
+                returned = trial(batch=_with_column(batch, column, arguments.get("rl_module")), **given)
+            except Exception:  # the piece misses something else
+                continue
+            if not _has(returned, column):
+                raise ConfigurationError(
+                    f"{self._where(index)} returned the batch without the column {column!r}, which {reader} needs. "
+                    "Return all columns that it gets: change the batch in place, or return {**batch, …}."
+                ) from None
 
     def _where(self, index: int) -> str:
         place = f"number {index + 1} of {len(self.connectors)} in {type(self).__name__}"
@@ -646,6 +674,21 @@ def _flat(episodes: Sequence[Any]) -> Iterator[Any]:
 
 # Keys of a column that a description shows.
 _NUM_KEYS_SHOWN = 3
+
+
+def _is_ours(piece: ConnectorV2) -> bool:
+    return type(piece).__module__.startswith("rlzmq.")
+
+
+def _has(batch: dict[str, Any], column: object) -> bool:
+    return column in batch or any(isinstance(part, dict) and column in part for part in batch.values())
+
+
+def _with_column(batch: dict[str, Any], column: object, modules: Any) -> dict[str, Any]:
+    """Return a batch (or each module's) with a column that has another one's values."""
+    if batch and is_multi_rl_module(modules) and all(key in modules for key in batch):
+        return {module_id: _with_column(columns, column, None) for module_id, columns in batch.items()}
+    return {**batch, column: next(iter(batch.values()), {})}  # type: ignore[dict-item]
 
 
 def _checked(piece: object) -> ConnectorV2:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import torch
 
+from rlzmq.core.errors import ConfigurationError
 from rlzmq.core.tree import tree_map, tree_stack
 from rlzmq.episodes.columns import DEFAULT_AGENT_ID, Columns
 from rlzmq.episodes.episode_batch import EpisodeBatch
@@ -102,9 +103,23 @@ class EpisodeSampler(Sampler):
     def _infer(self, t: int) -> object:
         if self._to_module is None:
             return self._module_step(self._module_observations, self._states(), t)[0]
-        if not self._to_module:  # no agent acts, since all environments are at an episode's end
+        if not self._to_module:
+            if any(map(_acts, self._acting)):
+                self._blame_for(Columns.OBS)
+                raise ConfigurationError(
+                    "The env-to-module pipeline returned no column, expected at least 'obs'."
+                )
             return None
-        return self._module_step.forward(self._to_module, t)
+        try:
+            return self._module_step.forward(self._to_module, t)
+        except Exception as error:
+            self._blame_for(error.args[0] if isinstance(error, KeyError) else Columns.OBS)
+            raise
+
+    def _blame_for(self, column: object) -> None:
+        """Raise an error if a custom piece drops a column that the module needs."""
+        reader = type(self.runner.module).__name__
+        self.runner.env_to_module.blame_for(column, self._to_module, reader, **self._pipeline_arguments())
 
     def _to_env(self, outputs: Any) -> object:
         if outputs is None:
@@ -117,6 +132,9 @@ class EpisodeSampler(Sampler):
         else:
             batch = self.runner.module_to_env(batch=dict(outputs), **self._pipeline_arguments())
             if Columns.ACTIONS not in batch:
+                self.runner.module_to_env.blame_for(
+                    Columns.ACTIONS, batch, "the environment", **self._pipeline_arguments()
+                )
                 raise ValueError(
                     f"The module-to-env pipeline returned no 'actions', only {sorted(batch)}. Each piece must "
                     "return the batch with the columns it does not own left in."
@@ -295,3 +313,8 @@ class EpisodeSampler(Sampler):
             batch.observation_space = self.env.single_observation_space
             batch.action_space = self.env.single_action_space
         return batch
+
+
+def _acts(episode: Any) -> bool:
+    """Return whether an agent acts in an episode; the only one also does at its end, before the reset."""
+    return isinstance(episode, SingleAgentEpisode) or bool(episode.get_agents_to_act())

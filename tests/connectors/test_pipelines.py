@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from connector_fakes import ACTION_SPACE, OBS_SPACE, PassThrough, ValueModule, call, make_episode
 
+from rlzmq.algorithms.ppo import PPOConfig
 from rlzmq.connectors.batching import BatchedNdArray
 from rlzmq.connectors.common import AddObservationsFromEpisodesToBatch, BatchIndividualItems, NumpyToTensor
 from rlzmq.connectors.connector_v2 import ConnectorV2
@@ -29,8 +30,10 @@ from rlzmq.connectors.pipelines import (
     LearnerConnectorPipeline,
 )
 from rlzmq.core.errors import ConfigurationError
+from rlzmq.envs.examples import MultiAgentCartPole
 from rlzmq.episodes.multi_agent_episode import MultiAgentEpisode
 from rlzmq.episodes.single_agent_episode import SingleAgentEpisode
+from rlzmq.runners.vector_env_runners import make_env_runner
 
 
 class Tag(ConnectorV2):
@@ -113,9 +116,40 @@ def test_an_error_in_a_piece_carries_a_note_that_names_it() -> None:
         call(pipeline, [])
     assert any("Failing" in note for note in caught.value.__notes__)
     pieces = [PassThrough(), NormalizeAndClipActions(OBS_SPACE, gym.spaces.Box(-1.0, 1.0, (1,)))]
-    with pytest.raises(KeyError, match="actions") as lost:  # by a piece before it, perhaps
+    with pytest.raises(KeyError, match="actions") as lost:  # no piece drops it, it was never there
         call(ConnectorPipelineV2(connectors=pieces), [])
-    assert "the pieces before it" in lost.value.__notes__[0]
+    assert "'NormalizeAndClipActions'" in lost.value.__notes__[0]
+
+
+class Drops(ConnectorV2):
+    """A piece that returns its own column only."""
+
+    def __call__(self, *, batch: Any, **kwargs: Any) -> Any:
+        return {name: batch[name] for name in batch.keys() & {"mine"}}
+
+
+@pytest.mark.parametrize("several", [False, True])
+@pytest.mark.parametrize(
+    ("pipeline", "before", "column"),
+    [
+        ("module_to_env", "NormalizeAndClipActions", "actions"),
+        ("module_to_env", None, "actions"),
+        ("env_to_module", None, "obs"),
+    ],
+)
+def test_a_piece_that_drops_a_column_is_named(
+    pipeline: str, before: str | None, column: str, several: bool
+) -> None:
+    config = PPOConfig().environment("CartPole-v1")
+    if several:
+        config.environment(MultiAgentCartPole, env_config={"num_agents": 2})
+        config.multi_agent(policies={"p"}, policy_mapping_fn=lambda agent_id, episode, **kwargs: "p")
+    with make_env_runner(config, 0) as runner:
+        edited = getattr(runner, pipeline)
+        for piece in (PassThrough(), Drops(), PassThrough()):
+            edited.append(piece) if before is None else edited.insert_before(before, piece)
+        with pytest.raises(ConfigurationError, match=rf"'Drops'.* without the column '{column}'"):
+            runner.sample(num_timesteps=4)
 
 
 def test_spaces_are_propagated_after_every_edit() -> None:
