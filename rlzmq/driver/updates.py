@@ -21,7 +21,6 @@ from rlzmq.core.update_plan import plan_lease
 from rlzmq.driver.async_env_runner_group import MergedConnectors
 from rlzmq.episodes.episode_batch import EpisodeBatch
 from rlzmq.runners.episode_metrics import FragmentMeta
-from rlzmq.wire.payloads import sorted_by_env
 
 __all__ = ["Accounting", "Sampled", "SerialPipeline", "UpdateResult"]
 
@@ -109,7 +108,7 @@ class SerialPipeline:
                     batch = runner.take_fragment(length)
                 sampled.metas.append(batch.meta)
                 if plan.keeps_episodes:
-                    batch, _ = sorted_by_env(batch, runner.num_envs)
+                    batch, _ = batch.sorted_by_env(runner.num_envs)
                 num_steps = batch.num_env_steps
                 num_unusable = batch.meta.get("num_env_steps_not_finite", 0)
                 self.accounting.add(sampled=num_steps + num_unusable, dropped={"not_finite": num_unusable})

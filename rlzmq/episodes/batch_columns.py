@@ -208,6 +208,24 @@ class BatchColumns(list[Any]):
                     counts[key] = counts.get(key, 0) + num
         return counts
 
+    def agent_counts(self) -> dict[str, Any]:
+        """Return several agents' completed steps, in total, by agent and by module; {} of one agent's episodes."""
+        if self.groups is None:
+            return {}
+        module_steps = self.agent_steps_by("module_ids")
+        return {
+            "num_agent_steps": sum(module_steps.values()),
+            "agent_steps": self.agent_steps_by("agent_ids"),
+            "module_steps": module_steps,
+        }
+
+    def owners(self) -> tuple[list[Any], list[Any]]:
+        """Return module id and agent id of each chunk; of one agent's episodes, the default module's id and None."""
+        num = len(self)
+        if self.episode is None:
+            return [DEFAULT_MODULE_ID] * num, [None] * num
+        return self.module_ids or [DEFAULT_MODULE_ID] * num, self.agent_ids or [None] * num
+
     def step_slots(self) -> np.ndarray:
         """Return the slot of every step, one chunk after the other, int64 [num_env_steps]."""
         return ragged_arange(self.start, self.length)

@@ -221,6 +221,20 @@ class EpisodeBatch(BatchColumns):
             return updated.select(chunks)
         return self.take_episodes(chosen_positions(chunks, len(self)))
 
+    def sorted_by_env(self, num_envs: int) -> tuple[EpisodeBatch, tuple[int, ...]]:
+        """Return the chunks ordered by environment, and the env steps of each of `num_envs` environments.
+
+        Chunks of several agents, and those whose environments are unknown, keep their order; the steps are then ().
+        """
+        batch = self.updated()
+        if batch.groups is not None or not len(batch):
+            return batch, ()
+        envs = batch.env_index
+        if envs.min() < 0 or envs.max() >= num_envs:
+            return batch, ()
+        steps = np.bincount(envs, weights=batch.length, minlength=num_envs).astype(np.int64)
+        return batch.select(np.argsort(envs, kind="stable")), tuple(steps.tolist())
+
     # -- cutting and joining --------------------------------------------------------------------------
 
     def slice_steps(self, begin: int, end: int) -> EpisodeBatch:

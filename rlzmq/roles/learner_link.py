@@ -36,7 +36,8 @@ from rlzmq.core.spaces import space_from_plain
 from rlzmq.core.tree import tree_stack
 from rlzmq.episodes.bad_values import find_bad_values
 from rlzmq.episodes.batch_columns import ragged_arange
-from rlzmq.episodes.columns import DEFAULT_MODULE_ID, Columns
+from rlzmq.episodes.batch_items import kind_of
+from rlzmq.episodes.columns import Columns
 from rlzmq.episodes.episode_batch import EpisodeBatch
 from rlzmq.learners.distributed import DesynchronizedError
 from rlzmq.modules.rl_module import RLModule
@@ -61,8 +62,8 @@ __all__ = ["BatchCheck", "BatchForm", "LearnerLink", "decode_steps", "form_of", 
 _TRAINED_VOTES, _MAX_REFUSED = 3, 100
 # Leaf path → (shape of one step, kind of dtype).
 _Form = dict[str, tuple[tuple[int, ...], str]]
-# Form of the columns by (module, agent); None: of a batch of one agent.
-BatchForm = dict[tuple[str, str] | None, _Form]
+# Form of the columns by (module, agent); the only agent is None.
+BatchForm = dict[tuple[str, Any], _Form]
 _Decoded = tuple[EpisodeBatch, BatchForm, Shard, Sequence[Buffer]]
 
 
@@ -82,7 +83,7 @@ class BatchCheck:
     """
 
     def __init__(self, *, of_agents: bool | None = None) -> None:
-        self._of_agents = of_agents
+        self._whose = {None: "", False: "one agent", True: "several agents"}[of_agents]
         self._trained: list[BatchForm] = []  # of the last update, as often as it has a vote
         self._refused: deque[BatchForm] = deque(maxlen=_MAX_REFUSED)  # since then
         self._actions: dict[Any, list[_Leaf]] = {}
@@ -117,18 +118,15 @@ class BatchCheck:
         Raises:
             ValueError: It cannot be trained; the text names column, expected and actual.
         """
-        if self._of_agents not in (None, batch.groups is not None):
-            wanted, got = ("several agents", "one") if self._of_agents else ("one agent", "several")
-            raise ValueError(f"expected episodes of {wanted}, got episodes of {got}")
+        if self._whose not in ("", kind_of(batch)):
+            raise ValueError(f"expected episodes of {self._whose}, got episodes of {kind_of(batch)}")
         if (found := find_bad_values(batch)) is not None:
             raise ValueError(f"{found.values[0]}, which no loss can use")
         for part in batch.agent_batches:
-            is_alone = part is batch
-            module_ids = None if is_alone else part.module_ids
-            agent_ids = None if is_alone else part.agent_ids
-            _check_column(part, Columns.ACTIONS, self._actions, module_ids or [DEFAULT_MODULE_ID])
-            _check_column(part, Columns.OBS, self._observations, agent_ids or [None])
-            for module_id in sorted(set(module_ids or [DEFAULT_MODULE_ID])):
+            module_ids, agent_ids = part.owners()
+            _check_column(part, Columns.ACTIONS, self._actions, module_ids)
+            _check_column(part, Columns.OBS, self._observations, agent_ids)
+            for module_id in sorted(set(module_ids)):
                 _check_outputs(part, self._outputs.get(module_id, {}))
 
     def find_odd(self, forms: Sequence[BatchForm]) -> dict[int, str]:
@@ -143,12 +141,13 @@ class BatchCheck:
         if all(form == votes[0] for form in votes):  # as nearly always
             return odd
         for key in dict.fromkeys(key for form in votes for key in form):
+            has_all = key[1] is None  # one of several agents may lack columns
             mine = [form.get(key, {}) for form in votes]
             for name in dict.fromkeys(name for form in mine for name in form):
-                found = Counter(form.get(name) for form in mine if key is None or name in form)
+                found = Counter(form.get(name) for form in mine if has_all or name in form)
                 usual = found.most_common(1)[0][0]
                 for place, form in enumerate(mine[len(former) :]):
-                    if (got := form.get(name)) != usual and (key is None or name in form):
+                    if (got := form.get(name)) != usual and (has_all or name in form):
                         odd.setdefault(place, f"column {name!r}: expected {_text(usual)}, got {_text(got)}")
         if odd:
             self._refused.append(forms[next(iter(odd))])  # of the others, the update is planned again
@@ -277,12 +276,9 @@ def _leaf_at(column: object, path: tuple[Any, ...]) -> Any:
 
 def form_of(batch: EpisodeBatch) -> BatchForm:
     """Return the form of a batch, for `BatchCheck.find_odd`."""
-    if batch.groups is None:
-        return {None: _form_of(batch.columns)}
     forms: BatchForm = {}
     for part in batch.agent_batches:
-        agents = zip(part.module_ids or (), map(str, part.agent_ids or ()), strict=False)
-        forms |= dict.fromkeys(agents, _form_of(part.columns))
+        forms |= dict.fromkeys(zip(*part.owners(), strict=True), _form_of(part.columns))
     return forms
 
 

@@ -54,7 +54,7 @@ from rlzmq.roles.peer_link import (
 from rlzmq.runners.vector_env_runners import make_env_runner
 from rlzmq.wire.codec import PUBLICATION_TOPIC, Buffer, Publication
 from rlzmq.wire.messages import Lease, Snapshot, SnapshotRequest, encode_message
-from rlzmq.wire.payloads import sorted_by_env, unpack_blob
+from rlzmq.wire.payloads import unpack_blob
 
 __all__ = ["EnvRunnerRole", "IdleTime", "RemoteRunner", "RunnerLink", "make_env_runner"]
 
@@ -272,7 +272,7 @@ class RunnerLink(PeerLink):
             sampled_at = time.perf_counter()
             env_steps: tuple[int, ...] = ()
             if lease.is_sorted_by_env:
-                batch, env_steps = sorted_by_env(batch, runner.num_envs)
+                batch, env_steps = batch.sorted_by_env(runner.num_envs)
             meta = batch.meta
             batch.meta = {name: value for name, value in meta.items() if name not in _ONLY_IN_META_FRAME}
             header, arrays = batch.to_wire()

@@ -344,11 +344,8 @@ class EnvRunner(TellsUncalled, Checkpointable):
             "weights_version": self.weights_seq_no,
             "weights_generation": self.weights_generation,
             "episode_metrics": vars(finished),
+            **batch.agent_counts(),
         }
-        if batch.groups is not None:
-            meta["num_agent_steps"] = batch.num_agent_steps
-            meta["agent_steps"] = batch.agent_steps_by("agent_ids")
-            meta["module_steps"] = batch.agent_steps_by("module_ids")
         self._num_env_steps_since_base += num_env_steps
         self.episode_metrics.add_fragment(meta)
         if num_left_out:

@@ -62,7 +62,6 @@ __all__ = [
     "pack_ranges",
     "pack_value",
     "slice_fragment",
-    "sorted_by_env",
     "split_frames",
     "to_spans",
     "unpack_blob",
@@ -405,29 +404,6 @@ def to_spans(numbers: Iterable[int]) -> tuple[tuple[int, int], ...]:
         else:
             spans.append((number, number))
     return tuple(spans)
-
-
-def sorted_by_env(batch: EpisodeBatch, num_envs: int) -> tuple[EpisodeBatch, tuple[int, ...]]:
-    """Order a batch's chunks by environment and count the env steps of each.
-
-    Args:
-        batch: Batches of several agents, and those without environment indices, are returned unchanged.
-        num_envs: Number of environments.
-
-    Returns:
-        The batch, and its env steps by environment, or ().
-    """
-    batch = batch.updated()
-    if (
-        batch.groups is not None
-        or not len(batch)
-        or batch.env_index.min() < 0
-        or batch.env_index.max() >= num_envs
-    ):
-        return batch, ()
-    order = np.argsort(batch.env_index, kind="stable")
-    steps = np.bincount(batch.env_index, weights=batch.length, minlength=num_envs).astype(np.int64)
-    return batch.select(order), tuple(steps.tolist())
 
 
 def encode_fragment(
