@@ -49,7 +49,7 @@ class ConnectorPipelineV2(ConnectorV2):
     timers and error texts use it. After every edit, including edits of a nested pipeline, the spaces are propagated
     again.
 
-    `run_pieces` calls pieces on episodes, one after the other: for `EpisodeSampler._observe`, in env runners in which a
+    `run_pieces` calls pieces on episodes, one after the other: for `EpisodeObjects.observe`, in env runners in which a
     piece or a callback needs episodes (`EnvRunner._choose_sampler`), and for `TrainBatchBuilder._columns_of_episodes`,
     in learners in which a piece or the data needs them. All other pipelines run on rows.
 
@@ -128,7 +128,8 @@ class ConnectorPipelineV2(ConnectorV2):
         """Run the batch through all pieces. The arguments are those of ConnectorV2; batch defaults to ``{}``.
 
         Raises:
-            ValueError: A piece returned something that is not a dict; the text names the piece.
+            ConfigurationError: A piece returned something that is not a dict, or without a column that a later one
+                needs; the text names the piece.
             Exception: An error raised by a piece, with a note that names the piece.
         """
         arguments = {"rl_module": rl_module, "episodes": episodes, "explore": explore, "metrics": metrics}
@@ -592,26 +593,10 @@ class LearnerConnectorPipeline(ConnectorPipelineV2):
         super()._recompute_output_spaces()
 
     def __call__(
-        self,
-        *,
-        rl_module: Any = None,
-        batch: dict[str, Any] | None = None,
-        episodes: Sequence[Any],
-        explore: bool | None = False,
-        shared_data: dict[str, Any] | None = None,
-        metrics: Any = None,
-        **kwargs: Any,
+        self, *, episodes: Sequence[Any], explore: bool | None = False, **arguments: Any
     ) -> dict[str, Any]:
         """See ConnectorPipelineV2; `explore` defaults to False."""
-        return super().__call__(
-            rl_module=rl_module,
-            batch=batch,
-            episodes=private_copies(episodes),
-            explore=explore,
-            shared_data=shared_data,
-            metrics=metrics,
-            **kwargs,
-        )
+        return super().__call__(episodes=private_copies(episodes), explore=explore, **arguments)
 
     def _find_row_form(self) -> bool:
         self.maps_agents: bool = any(isinstance(piece, AgentToModuleMapping) for piece in self.flat)

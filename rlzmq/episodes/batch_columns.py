@@ -209,15 +209,10 @@ class BatchColumns(list[Any]):
         return counts
 
     def agent_counts(self) -> dict[str, Any]:
-        """Return several agents' completed steps, in total, by agent and by module; {} of one agent's episodes."""
+        """Return several agents' completed steps by agent and by module; {} of one agent's episodes."""
         if self.groups is None:
             return {}
-        module_steps = self.agent_steps_by("module_ids")
-        return {
-            "num_agent_steps": sum(module_steps.values()),
-            "agent_steps": self.agent_steps_by("agent_ids"),
-            "module_steps": module_steps,
-        }
+        return {name: self.agent_steps_by(f"{name[:-6]}_ids") for name in ("agent_steps", "module_steps")}
 
     def owners(self) -> tuple[list[Any], list[Any]]:
         """Return module id and agent id of each chunk; of one agent's episodes, the default module's id and None."""

@@ -203,10 +203,8 @@ class EnvRunner(TellsUncalled, Checkpointable):
         self._inner_metas: list[FragmentMeta] = []
         self._left_over: Any = None
         self._totals: dict[str, EpisodeTotals] = {}
-        self._told: tuple[dict[str, Any], dict[str, Any]] = (
-            {},
-            {},
-        )  # what `get_metrics` has returned, and logged states
+        # What `get_metrics` has returned, and logged states.
+        self._told: tuple[dict[str, Any], dict[str, Any]] = {}, {}
         self.make_env()
         self.make_module()
 
@@ -344,8 +342,8 @@ class EnvRunner(TellsUncalled, Checkpointable):
             "weights_version": self.weights_seq_no,
             "weights_generation": self.weights_generation,
             "episode_metrics": vars(finished),
-            **batch.agent_counts(),
         }
+        meta.update(batch.agent_counts())
         self._num_env_steps_since_base += num_env_steps
         self.episode_metrics.add_fragment(meta)
         if num_left_out:

@@ -78,7 +78,6 @@ class FragmentMeta(TypedDict, total=False):
         num_env_steps: Number of its env steps, without autoreset steps.
         num_vector_steps: Number of vector steps that were made for it.
         weights_version, weights_generation: The weights that it was sampled with.
-        num_agent_steps: Number of agent steps of several agents.
         agent_steps, module_steps: Steps by id. Default: all steps are the default agent's and module's.
         num_env_steps_not_finite: Number of env steps that the runner left out.
         episode_metrics: The lists of `FinishedEpisodes`, by attribute.
@@ -93,7 +92,6 @@ class FragmentMeta(TypedDict, total=False):
     num_vector_steps: int
     weights_version: int
     weights_generation: int
-    num_agent_steps: int
     agent_steps: dict[str, int]
     module_steps: dict[str, int]
     num_env_steps_not_finite: int

@@ -1,8 +1,8 @@
 """Sampler: the loop of an env runner, vector step after vector step. RowsSampler: its form for one agent on rows.
 
 Per vector step: modules -> module-to-env pipeline -> env step -> episodes -> env-to-module pipeline. A subclass decides
-what an episode is meanwhile: rows of columns (RowsSampler), an object for connector pieces and callbacks that need one
-(EpisodeSampler), or row numbers of several agents (AgentsRowsSampler). All of them give identical numbers.
+what an episode is meanwhile: rows of columns (RowsSampler), or an object (EpisodeSampler), which its store makes: for
+connector pieces and callbacks that need one, or with row numbers of several agents. All give identical numbers.
 
 RowsSampler creates nothing per environment or per episode: `_to_env` writes a vector step's outputs into columns,
 `_add` its rewards and observations. `_finish` finds the episodes from the flags when the fragment is complete.
@@ -96,13 +96,6 @@ class Sampler(abc.ABC):
         self.stepper: Any = runner.make_stepper()
         self._counts_agent_steps = runner.config.count_steps_by == "agent_steps"
         self._num_steps_ever = 0
-        # Of the current fragment: vector steps, env steps, agent steps, ended episodes.
-        self._num_steps = self._num_env_steps = self._num_agent_steps = self._num_ends = 0
-
-    @property
-    def env(self) -> Any:
-        """The vector env to step."""
-        return self.stepper.env
 
     def forget(self) -> None:
         """Drop the unfinished episodes."""
@@ -120,6 +113,7 @@ class Sampler(abc.ABC):
         self.random_actions = random_actions = request.random_actions
         waits_for_ends = request.num_episodes is not None
         self._finished = FinishedEpisodes()
+        # Of the fragment: vector steps, env steps, agent steps, ended episodes.
         self._num_steps = self._num_env_steps = self._num_agent_steps = self._num_ends = 0
         self._begin_s = self._warned_s = clock()
         self._begin_fragment()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import gymnasium as gym
@@ -26,10 +27,10 @@ from rlzmq.episodes.multi_agent_episode import MultiAgentEpisode
 from rlzmq.episodes.single_agent_episode import SingleAgentEpisode
 from rlzmq.episodes.step_values import checked_infos, checked_rewards
 from rlzmq.modules.multi_rl_module import MultiRLModule
-from rlzmq.runners.agents_rows_sampler import AgentsRowsSampler
+from rlzmq.runners.agent_rows import AgentRows
 from rlzmq.runners.env_failures import close_env
 from rlzmq.runners.env_runner import EnvRunner
-from rlzmq.runners.episode_sampler import EpisodeSampler
+from rlzmq.runners.episode_sampler import EpisodeObjects, EpisodeSampler
 from rlzmq.runners.module_step import to_numpy
 from rlzmq.runners.sampler import RowsSampler, Sampler
 
@@ -424,7 +425,7 @@ class SingleAgentEnvRunner(EnvRunner):
     def _make_sampler(self, *, on_rows: bool) -> Sampler:
         if on_rows:
             return RowsSampler(self)
-        return EpisodeSampler(self, acts_on_columns=self.module_to_env.on_rows)
+        return EpisodeSampler(self, partial(EpisodeObjects, acts_on_columns=self.module_to_env.on_rows))
 
     # -- construction --------------------------------------------------------------------------
 
@@ -460,7 +461,7 @@ class MultiAgentEnvRunner(EnvRunner):
 
     def _make_sampler(self, *, on_rows: bool) -> Sampler:
         on_rows = on_rows and type(self.multi_rl_module) is MultiRLModule
-        return AgentsRowsSampler(self) if on_rows else EpisodeSampler(self)
+        return EpisodeSampler(self, AgentRows if on_rows else EpisodeObjects)
 
     # -- construction --------------------------------------------------------------------------
 

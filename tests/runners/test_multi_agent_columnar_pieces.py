@@ -29,8 +29,8 @@ from rlzmq.episodes.columns import Columns
 from rlzmq.modules.default_models.actor_critic import DefaultActorCriticModule
 from rlzmq.modules.multi_rl_module_spec import MultiRLModuleSpec
 from rlzmq.modules.spec import RLModuleSpec
-from rlzmq.runners.agents_rows_sampler import AgentsRowsSampler
-from rlzmq.runners.episode_sampler import EpisodeSampler
+from rlzmq.runners.agent_rows import AgentRows
+from rlzmq.runners.episode_sampler import EpisodeObjects
 from rlzmq.runners.vector_env_runners import MultiAgentEnvRunner, make_env_runner
 from tests.episodes.test_episode_wire import received
 from tests.learners.test_train_batch import assert_identical, built
@@ -154,9 +154,9 @@ def check(config: Any, program: list[dict[str, Any]]) -> None:
     for step in program:
         one, two = call(fused, step), call(real, step)
         assert_equal(one, two)
-        assert type(fused._sampler) is AgentsRowsSampler
-        assert type(real._sampler) is EpisodeSampler
-        for key in ("num_env_steps", "num_agent_steps", "num_vector_steps"):
+        assert type(fused._sampler._store) is AgentRows
+        assert type(real._sampler._store) is EpisodeObjects
+        for key in ("num_env_steps", "agent_steps", "num_vector_steps"):
             assert one.meta[key] == two.meta[key]
         left, right = one.meta["episode_metrics"], two.meta["episode_metrics"]
         for key in ("returns", "lengths", "agent_returns", "module_returns"):

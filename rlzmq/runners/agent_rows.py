@@ -1,4 +1,4 @@
-"""AgentsRowsSampler: the sampling loop of several agents on rows, one block of rows for each module and vector step."""
+"""AgentRows: what an EpisodeSampler of several agents holds for pipelines on rows, a block for each module and step."""
 
 from __future__ import annotations
 
@@ -16,7 +16,6 @@ from rlzmq.envs.observation_check import as_space_dtype, misfit
 from rlzmq.episodes.agent_timelines import Pending
 from rlzmq.episodes.columns import Columns
 from rlzmq.episodes.episode_batch import EpisodeBatch
-from rlzmq.runners.episode_sampler import EpisodeSampler
 from rlzmq.runners.module_step import ModuleStep
 from rlzmq.runners.ongoing_agents import AgentRecord, LiveEpisode, ModuleStore, gather_states
 
@@ -24,7 +23,7 @@ if TYPE_CHECKING:
     from rlzmq.connectors.pipelines import EnvToModulePipeline
     from rlzmq.runners.env_runner import EnvRunner
 
-__all__ = ["AgentsRowsSampler"]
+__all__ = ["AgentRows"]
 
 IntArray = NDArray[np.int64]
 
@@ -32,83 +31,80 @@ Blocks = list[tuple[ModuleStore, Any, list[tuple[int, AgentRecord]]]]
 """For each module: its store, the observations ``[B, ...]`` to act on, and (env index, agent's record) of each."""
 
 
-class AgentsRowsSampler(EpisodeSampler):
-    """The EpisodeSampler of several agents for pipelines that run on rows: its episodes hold row numbers, not data.
+class AgentRows:
+    """Ongoing episodes of several agents as row numbers, for pipelines that run on rows; see `EpisodeObjects`.
 
     Per vector step and module, one stacked block of observations goes through the module, and one block of acts comes
     out. Columns are gathered when the fragment is complete.
     """
 
-    def __init__(self, runner: EnvRunner) -> None:
-        super().__init__(runner)
+    def __init__(self, runner: EnvRunner, stepper: Any) -> None:
+        self._runner, self._stepper = runner, stepper
         env_to_module = runner.env_to_module
-        action_spaces = self.env.single_action_spaces
-        spaces = list(action_spaces.spaces.values())
+        self._own_lookback = env_to_module.required_lookback
+        self._normalize = runner.module_to_env.normalize
+        observation_spaces, self._action_spaces = (
+            stepper.env.single_observation_spaces,
+            stepper.env.single_action_spaces,
+        )
+        spaces = list(self._action_spaces.spaces.values())
         self._one_action_space = all(space == spaces[0] for space in spaces)
-        observation_spaces = self.env.single_observation_spaces
         stored = env_to_module.stored_observation_space
         self._stored_spaces = (
             stored if isinstance(stored, gym.spaces.Dict) else observation_spaces,
-            action_spaces,
+            self._action_spaces,
         )
-        self._observer = ObservationRouter(env_to_module, (observation_spaces, action_spaces))
+        self._observer = ObservationRouter(env_to_module, (observation_spaces, self._action_spaces))
         self._stores: dict[str, ModuleStore] = {}
-        self._find_modules()
 
-    # -- between fragments ---------------------------------------------------------------------
-
-    def reset(self) -> None:
+    def clear(self) -> None:
         self._find_modules()
-        for module_id in self._stores.keys() - self.runner.multi_rl_module.keys():
+        for module_id in self._stores.keys() - self._runner.multi_rl_module.keys():
             del self._stores[module_id]  # no ongoing episode has rows in it
         for store in self._stores.values():
             store.clear()
-        super().reset()
-        self.stepper.check(self._episodes, self._observations)
-        self._blocks = self._observer.observe(self._episodes)
 
     def _find_modules(self) -> None:
         """Create a store for every module; modules may change between two fragments."""
-        for module_id, module in self.runner.multi_rl_module.items():
+        for module_id, module in self._runner.multi_rl_module.items():
             store = self._stores.get(module_id)
             if store is None or store.module_step.module is not module:
-                module_step = ModuleStep(module, self.runner.generator, self.runner.env_to_module.device)
+                module_step = ModuleStep(module, self._runner.generator, self._runner.env_to_module.device)
                 if store is None:
                     self._stores[module_id] = ModuleStore(module_id, module_step)
                 else:
                     store.set_module_step(module_step)
 
-    # -- one fragment --------------------------------------------------------------------------
+    def new_episode(self) -> LiveEpisode:
+        return LiveEpisode(self._stepper.new_episode(), self._stores)
 
-    def _begin_fragment(self) -> None:
-        self._ended = []
-        self._find_modules()
-        self._versions = np.empty(0, np.int64)  # the weights' version, for as many rows as there are at once
-        for store in self._stores.values():
-            store.module_step.begin(explore=self._request.explore)
-
-    def _new_episode(self, index: int) -> LiveEpisode:
-        return LiveEpisode(self.stepper.new_episode(), self._stores)
-
-    def _begin(self, episode: LiveEpisode, observation: Any, info: Any) -> None:
+    def begin(self, episode: LiveEpisode, observation: Any, info: Any) -> None:
         episode.begin(observation, info)
 
-    def _grow(self, index: int, episode: LiveEpisode, act: dict[Any, int], row: tuple[Any, ...]) -> int:
+    def grow(self, index: int, episode: LiveEpisode, act: dict[Any, int], row: tuple[Any, ...]) -> int:
         num_agent_steps = episode.step(act, *row)
         timeline = episode.timeline
         if timeline.is_terminated or timeline.is_truncated:
-            self.env.needs_reset[index] = True
+            self._stepper.env.needs_reset[index] = True
         return num_agent_steps
 
-    def _observe(self) -> None:
+    # -- acting --------------------------------------------------------------------------------
+
+    def begin_fragment(self, *, explore: bool) -> None:
+        self._find_modules()
+        self._versions = np.empty(0, np.int64)  # the weights' version, for as many rows as there are at once
+        for store in self._stores.values():
+            store.module_step.begin(explore=explore)
+
+    def observe(self, episodes: Sequence[LiveEpisode], observations: Sequence[Any]) -> None:
         try:
-            self._blocks = self._observer.observe(self._episodes)
+            self._blocks = self._observer.observe(episodes)
         except Exception:
             # If it is the environment's fault, this call reports it.
-            self.stepper.check(self._episodes, self._observations)
+            self._stepper.check(episodes, observations)
             raise
 
-    def _infer(self, t: int) -> list[dict[str, Any]]:
+    def infer(self, t: int) -> list[dict[str, Any]]:
         """Return the outputs of each module that acts; see `ModuleStep`."""
         outputs = []
         for store, block, rows in self._blocks:
@@ -121,18 +117,17 @@ class AgentsRowsSampler(EpisodeSampler):
                     record.state = (state_out, number, len(rows))
         return outputs
 
-    def _to_env(self, outputs: list[dict[str, Any]]) -> list[dict[Any, Any]]:
-        """Store the acts, and note their rows by agent; return the actions by agent, per env."""
-        acts: list[dict[Any, int]] = [{} for _ in range(self.num_envs)]
-        self._acts = acts
-        actions: list[dict[Any, Any]] = [{} for _ in range(self.num_envs)]
+    def acts(self, outputs: list[dict[str, Any]]) -> tuple[list[dict[Any, Any]], list[dict[Any, int]]]:
+        """Store the acts; return the actions by agent, and the acts' rows by agent, per env."""
+        acts: list[dict[Any, int]] = [{} for _ in range(self._runner.num_envs)]
+        actions: list[dict[Any, Any]] = [{} for _ in range(self._runner.num_envs)]
         for (store, _, rows), columns in zip(self._blocks, outputs, strict=True):
             for_env = columns.pop(Columns.ACTIONS_FOR_ENV, None)
             if for_env is None:
                 for_env = self._for_env(columns[Columns.ACTIONS], rows)
             num_rows = len(rows)
             if len(self._versions) < num_rows:
-                self._versions = np.full(num_rows, self.runner.weights_seq_no, np.int64)
+                self._versions = np.full(num_rows, self._runner.weights_seq_no, np.int64)
             columns[Columns.WEIGHTS_VERSION] = self._versions[:num_rows]
             first = store.add_acts(num_rows, columns)
             for_each = list(for_env) if type(for_env) is np.ndarray else tree_unstack(for_env)
@@ -141,7 +136,7 @@ class AgentsRowsSampler(EpisodeSampler):
                 agent_id = record.agent_id
                 actions[index][agent_id] = action
                 acts[index][agent_id] = row
-        return actions
+        return actions, acts
 
     def _for_env(self, actions: Any, rows: list[tuple[int, AgentRecord]]) -> Any:
         normalize = self._normalize
@@ -154,40 +149,42 @@ class AgentsRowsSampler(EpisodeSampler):
             for action, (_, record) in zip(tree_unstack(actions), rows, strict=True)
         ]
 
-    def _random_actions(self) -> list[dict[Any, Any]]:
-        to_act: list[set[Any]] = [set() for _ in range(self.num_envs)]
+    def random_acts(
+        self, episodes: Sequence[LiveEpisode]
+    ) -> tuple[list[dict[Any, Any]], list[dict[Any, int]]]:
+        to_act: list[set[Any]] = [set() for _ in episodes]
         for _, _, rows in self._blocks:
             for index, record in rows:
                 to_act[index].add(record.agent_id)
-        spaces = self.env.single_action_spaces
         actions = [
-            {agent_id: spaces[agent_id].sample() for agent_id in live.records if agent_id in own}
-            for live, own in zip(self._episodes, to_act, strict=True)
+            {agent_id: self._action_spaces[agent_id].sample() for agent_id in live.records if agent_id in own}
+            for live, own in zip(episodes, to_act, strict=True)
         ]
         outputs = []
         for _, _, rows in self._blocks:
             own = [actions[index][record.agent_id] for index, record in rows]
             outputs.append({Columns.ACTIONS: tree_stack(own), Columns.ACTIONS_FOR_ENV: own})
-        self._to_env(outputs)
-        return actions
+        return actions, self.acts(outputs)[1]
 
     # -- the result ----------------------------------------------------------------------------
 
-    def _batch(
-        self, chunks: list[tuple[int, LiveEpisode]], ongoing: list[tuple[int, LiveEpisode]]
+    def collect(
+        self, ended: list[tuple[int, LiveEpisode]], episodes: list[LiveEpisode], lookback: int
     ) -> EpisodeBatch:
-        batch = collect_batch(chunks + ongoing, self._stored_spaces, self.stepper.mapping_fn)
+        ongoing = [(index, live) for index, live in enumerate(episodes) if len(live)]
+        batch = collect_batch(ended + ongoing, self._stored_spaces, self._stepper.mapping_fn)
         records: dict[int, AgentRecord] = {}
         for index, live in ongoing:
-            lookback = max(self.lookback, live.timeline.env_steps_back(self._own_lookback))
-            self._episodes[index] = chunk = live.cut(lookback)
+            episodes[index] = chunk = live.cut(
+                max(lookback, live.timeline.env_steps_back(self._own_lookback))
+            )
             records.update((id(live.records[agent_id]), record) for agent_id, record in chunk.records.items())
         self._set_initial_states([record for _, live in ongoing for record in live.records.values()], records)
         self._blocks = [
             (store, block, [(index, records.get(id(record), record)) for index, record in rows])
             for store, block, rows in self._blocks
         ]
-        self._carry_rows()
+        self._carry_rows(episodes)
         return batch
 
     def _set_initial_states(self, old: list[AgentRecord], new: dict[int, AgentRecord]) -> None:
@@ -203,12 +200,10 @@ class AgentsRowsSampler(EpisodeSampler):
                 for number, record in enumerate(own):
                     new[id(record)].initial_state = tree_map(lambda leaf: leaf[number], states)  # noqa: B023
 
-    def _carry_rows(self) -> None:
+    def _carry_rows(self, episodes: list[LiveEpisode]) -> None:
         """Keep the rows that ongoing chunks refer to."""
         for store in self._stores.values():
-            own = [
-                record for live in self._episodes for record in live.records.values() if record.store is store
-            ]
+            own = [record for live in episodes for record in live.records.values() if record.store is store]
             observation_rows: list[int] = []
             act_rows: list[int] = []
             for record in own:
@@ -378,7 +373,7 @@ class Observed:
 
 
 class ObservationRouter:
-    """The env-to-module pipeline of a `AgentsRowsSampler`."""
+    """The env-to-module pipeline of `AgentRows`."""
 
     def __init__(
         self, env_to_module: EnvToModulePipeline, spaces: tuple[Mapping[Any, Any], Mapping[Any, Any]]
