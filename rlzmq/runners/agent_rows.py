@@ -14,6 +14,7 @@ from rlzmq.core.spaces import space_filler
 from rlzmq.core.tree import tree_map, tree_rows, tree_stack, tree_unstack
 from rlzmq.envs.observation_check import as_space_dtype, misfit
 from rlzmq.episodes.agent_timelines import Pending
+from rlzmq.episodes.batch_columns import common_space
 from rlzmq.episodes.columns import Columns
 from rlzmq.episodes.episode_batch import EpisodeBatch
 from rlzmq.runners.module_step import ModuleStep
@@ -207,21 +208,19 @@ class AgentRows:
             observation_rows: list[int] = []
             act_rows: list[int] = []
             for record in own:
-                observation_rows += record.observation_rows
-                act_rows += record.act_rows
-                if record.track.pending is not None:
-                    act_rows.append(record.track.pending.action)
+                record.observation_rows = _moved(record.observation_rows, observation_rows)
+                record.act_rows = _moved(record.act_rows, act_rows)
+                pending = record.track.pending
+                if pending is not None:
+                    (pending.action,) = _moved([pending.action], act_rows)
             store.keep(observation_rows, act_rows)
-            next_observation = next_act = 0
-            for record in own:
-                num_observations, num_acts = len(record.observation_rows), len(record.act_rows)
-                record.observation_rows = list(range(next_observation, next_observation + num_observations))
-                record.act_rows = list(range(next_act, next_act + num_acts))
-                next_observation += num_observations
-                next_act += num_acts
-                if record.track.pending is not None:
-                    record.track.pending.action = next_act
-                    next_act += 1
+
+
+def _moved(numbers: list[int], to: list[int]) -> list[int]:
+    """Append numbers of rows to others; return their places among these."""
+    begin = len(to)
+    to += numbers
+    return list(range(begin, len(to)))
 
 
 def collect_batch(
@@ -303,7 +302,7 @@ def _rows(entries: list[tuple[int, int, LiveEpisode, AgentRecord]], spaces: tupl
     }
     initial_state = None
     if store.module_step.is_stateful:
-        initial_state = tree_stack([_as_arrays(record.initial_state) for record in records])
+        initial_state = tree_stack([tree_map(np.asarray, record.initial_state) for record in records])
     agent_ids = [record.agent_id for record in records]
     return EpisodeBatch(
         columns,
@@ -340,14 +339,11 @@ def _put_hanging_acts(store: ModuleStore, leftovers: dict[int, dict[str, Any]]) 
         left["pending"] = Pending(outputs.pop(Columns.ACTIONS), outputs)
 
 
-def _as_arrays(state: object) -> object:
-    return tree_map(np.asarray, state)
-
-
 def _common(spaces: Any, agent_ids: list[Any]) -> object:
     """Return the space shared by all agents; None if their spaces differ."""
-    own = [spaces[agent_id] for agent_id in dict.fromkeys(agent_ids) if agent_id in spaces.spaces]
-    return own[0] if own and all(space == own[0] for space in own) else None
+    return common_space(
+        [spaces[agent_id] for agent_id in dict.fromkeys(agent_ids) if agent_id in spaces.spaces]
+    )
 
 
 class Observed:
@@ -569,7 +565,7 @@ class ObservedRows:
             by_store.setdefault(id(record.store), []).append(n)
         parts, places = [], []
         for own in by_store.values():
-            part = _column(self.records[own[0]].store, column, rows[own])
+            part = self.records[own[0]].store.column(column, rows[own])
             if part is not None:
                 parts.append(part)
                 places.append(own)
@@ -588,9 +584,3 @@ class ObservedRows:
             return whole
 
         return tree_map(joined, *parts)
-
-
-def _column(store: ModuleStore, column: str, rows: IntArray) -> object:
-    if column == Columns.OBS:
-        return store.observations(rows) if store.num_observations else None
-    return store.act_column(column, rows)

@@ -22,6 +22,7 @@ from rlzmq.episodes.agent_timelines import (
     AgentTrack,
     Timeline,
 )
+from rlzmq.episodes.columns import Columns
 from rlzmq.episodes.step_values import FLAG_TYPES, REWARD_TYPES, checked_infos, checked_rewards
 from rlzmq.runners.module_step import ModuleStep
 
@@ -193,9 +194,9 @@ class ModuleStore:
         index = np.asarray(rows, np.int64)
         return {name: column.take(index) for name, column in self._acts.items()}
 
-    def act_column(self, name: str, rows: NDArray[np.int64]) -> Any:
-        """Return one column of the acts in the given rows, leaves ``[*rows.shape, ...]``; None if it is missing."""
-        column = self._acts.get(name)
+    def column(self, name: str, rows: NDArray[np.int64]) -> Any:
+        """Return observations, or a column of the acts, in the given rows, ``[*rows.shape, ...]``; None if missing."""
+        column = self._observations if name == Columns.OBS else self._acts.get(name)
         return None if column is None else column.take(rows)
 
     def keep(self, observation_rows: Any, act_rows: Any) -> None:

@@ -378,9 +378,9 @@ class RowsSampler(Sampler):
             columns = block.flat(first, first + num_slots)
             self._first += num_steps
         if self._num_ends or self._num_failures or self._num_starting_with_reset:
-            if not self._num_failures:
-                self._check_autoreset(terminated | truncated)
             table = find_chunks(terminated, truncated, self._starts_with_reset)
+            if table.num_finished < self._num_ends and not self._num_failures:
+                raise self._no_autoreset(terminated | truncated)
         else:
             zeros, no = np.zeros(self.num_envs, np.int64), np.zeros(self.num_envs, np.bool_)
             table = ChunkTable(np.arange(self.num_envs), zeros, zeros + num_steps, no, no, ~no, 0)
@@ -459,16 +459,14 @@ class RowsSampler(Sampler):
         self._needs_reset = self._needs_reset | failed
         self._num_resetting = int(np.count_nonzero(self._needs_reset))
 
-    def _check_autoreset(self, done: BoolArray) -> None:
+    def _no_autoreset(self, done: BoolArray) -> EnvError:
         after = np.concatenate([self._starts_with_reset[None], done[:-1]])
-        if (done & after).any():
-            step, index = np.argwhere(done & after)[0].tolist()
-            raise EnvError(
-                f"Environment {index} of env runner {self.runner.worker_index} reported an episode's end at "
-                f"vector step {step} of this fragment, directly after another end. In NEXT_STEP autoreset "
-                "that step is the reset, with terminated and truncated False: does the vector env really "
-                "autoreset in this mode?"
-            )
+        step, index = np.argwhere(done & after)[0].tolist()
+        return EnvError(
+            f"Environment {index} of env runner {self.runner.worker_index} reported an episode's end at vector step "
+            f"{step} of this fragment, directly after another end. In NEXT_STEP autoreset that step is the reset, with "
+            "terminated and truncated False: does the vector env really autoreset in this mode?"
+        )
 
     def _initial_states(self, table: ChunkTable) -> object:
         """Return the module's state before each chunk's first step, leaves ``[C, ...]``."""
