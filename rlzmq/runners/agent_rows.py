@@ -41,21 +41,15 @@ class AgentRows:
 
     def __init__(self, runner: EnvRunner, stepper: Any) -> None:
         self._runner, self._stepper = runner, stepper
-        env_to_module = runner.env_to_module
+        env, env_to_module = stepper.env, runner.env_to_module
         self._own_lookback = env_to_module.required_lookback
         self._normalize = runner.module_to_env.normalize
-        observation_spaces, self._action_spaces = (
-            stepper.env.single_observation_spaces,
-            stepper.env.single_action_spaces,
-        )
-        spaces = list(self._action_spaces.spaces.values())
-        self._one_action_space = all(space == spaces[0] for space in spaces)
+        spaces = env.single_observation_spaces, env.single_action_spaces
+        self._action_spaces = spaces[1]
+        self._one_action_space = common_space([*spaces[1].spaces.values()]) is not None
         stored = env_to_module.stored_observation_space
-        self._stored_spaces = (
-            stored if isinstance(stored, gym.spaces.Dict) else observation_spaces,
-            self._action_spaces,
-        )
-        self._observer = ObservationRouter(env_to_module, (observation_spaces, self._action_spaces))
+        self._stored_spaces = stored if isinstance(stored, gym.spaces.Dict) else spaces[0], spaces[1]
+        self._observer = ObservationRouter(env_to_module, spaces)
         self._stores: dict[str, ModuleStore] = {}
 
     def clear(self) -> None:

@@ -320,11 +320,6 @@ class EpisodeMetrics:
         num_smoothed: Window of means, minima and maxima, in episodes.
     """
 
-    num_env_steps: int
-    num_env_steps_lifetime: int
-    num_episodes: int
-    num_episodes_lifetime: int
-
     def __init__(self, num_smoothed: int = 100) -> None:
         self.returns: deque[float] = deque(maxlen=num_smoothed)
         self.lengths: deque[int] = deque(maxlen=num_smoothed)
@@ -336,8 +331,10 @@ class EpisodeMetrics:
         self._speeds: dict[int, list[float]] = {}
         self._num_smoothed = num_smoothed
         self._num_new_returns: Counter[tuple[str, str]] = Counter()  # by attribute and id
-        self.num_episodes = self.num_episodes_lifetime = 0
-        self.num_env_steps = self.num_env_steps_lifetime = 0
+        self.num_episodes: int = 0
+        self.num_episodes_lifetime: int = 0
+        self.num_env_steps: int = 0
+        self.num_env_steps_lifetime: int = 0
         self.agent_steps: Counter[str] = Counter()
         self.module_steps: Counter[str] = Counter()
         self.agent_steps_lifetime: Counter[str] = Counter()

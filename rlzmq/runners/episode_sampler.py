@@ -35,7 +35,6 @@ class _Ended(NamedTuple):
     last_step: int
     env_index: int
     totals: EpisodeTotals
-    num_env_steps: int
     duration_s: float
     episode: Any
 
@@ -163,7 +162,7 @@ class EpisodeSampler(Sampler):
         if (recorded := recorded_return(infos)) is not None:
             totals.agent_returns[DEFAULT_AGENT_ID] = recorded
         duration_s = time.perf_counter() - totals.started_s
-        self._ended.append(_Ended(last_step, index, totals, length_of(episode), duration_s, episode))
+        self._ended.append(_Ended(last_step, index, totals, duration_s, episode))
         self._num_ends += len(episode) > 0
 
     def _call(self, hook: str, episode: object, index: int, **more: object) -> None:
@@ -187,7 +186,7 @@ class EpisodeSampler(Sampler):
         num_episodes = self._request.num_episodes
         self._ended.sort(key=lambda entry: entry[:2])  # a failure is noticed one step late
         for entry in self._ended[:num_episodes]:
-            self._finished.add(entry.totals, entry.num_env_steps, entry.duration_s)
+            self._finished.add(entry.totals, length_of(entry.episode), entry.duration_s)
         chunks = [(entry.env_index, entry.episode) for entry in self._ended if len(entry.episode)]
         if num_episodes is not None:
             self.forget()
