@@ -136,12 +136,10 @@ class BatchSource(ABC):
             keys: int64 [K], the train batch's column ``replay_key``.
         """
 
-    @abstractmethod
-    def checkpoint(self) -> Any:
-        """Return the data that `rollback` needs. Cheap: no data is copied."""
+    def checkpoint(self) -> Any:  # noqa: B027
+        """Return the data that `rollback` needs, without copies of steps. Override both if the source keeps data."""
 
-    @abstractmethod
-    def rollback(self, checkpoint: object) -> None:
+    def rollback(self, checkpoint: object) -> None:  # noqa: B027
         """Restore the source to a result of `checkpoint`."""
 
     def get_state(self) -> dict[str, Any]:
@@ -172,12 +170,6 @@ class FreshBatch(BatchSource):
     def batches(self, num_batches: int, rng: np.random.Generator) -> Iterator[Any]:
         episodes, self._episodes = self._episodes, None
         yield episodes
-
-    def checkpoint(self) -> Any:
-        return self._episodes
-
-    def rollback(self, checkpoint: object) -> None:
-        self._episodes = checkpoint
 
 
 class CircularBuffer(BatchSource):
@@ -351,21 +343,25 @@ class TrainBatches:
             train_batch.is_last = False  # as far as is known
             yield train_batch
 
-    def of(self, batches: Sequence[Mapping[str, Any] | TrainBatch]) -> TrainBatch:
-        """Return one train batch of ready ones. A TrainBatch alone is returned unchanged.
+    def of(self, batches: Sequence[Mapping[str, Any]]) -> TrainBatch:
+        """Return one train batch of ready ones.
 
         Raises:
-            ValueError: There are none.
+            ValueError: There are none, they have different columns, or all are for unknown modules.
         """
-        if len(batches) == 1 and isinstance(batches[0], TrainBatch):
-            return batches[0]
-        parts = [self._by_module(one.columns if isinstance(one, TrainBatch) else one) for one in batches]
-        if not parts:
+        if not batches:
             raise ValueError("Learner.update(batches=…): expected at least one batch, got an empty list.")
+        parts = [*map(self._by_module, batches)]
         merged = {
             module_id: _concatenated([part[module_id] for part in parts if module_id in part])
             for module_id in sorted({module_id for part in parts for module_id in part})
         }
+        known = self._learner.module.keys()
+        if merged and not merged.keys() & known:
+            raise ValueError(
+                f"Learner.update(batch=…): expected columns by module id, of {sorted(known)}, got the keys "
+                f"{sorted(batches[0])}."
+            )
         train_batch = self._finish(merged)
         train_batch.num_env_steps = max(train_batch.num_module_steps.values(), default=0)
         return train_batch
@@ -587,8 +583,6 @@ class ModuleRows:
         self._names, self._treespec = list(columns), None
         if set(map(type, leaves)) != {Tensor}:
             leaves, self._treespec = optree.tree_flatten(columns)  # type: ignore[arg-type]
-        if not leaves:
-            raise ValueError("a module's train batch has no columns")
         self._leaves: list[Tensor] = []
         self._rng, self._device = rng, device
         self.num_rows: int = _num_rows(columns)

@@ -178,7 +178,7 @@ class Learner(TellsUncalled, Checkpointable):
 
     def update(
         self,
-        batch: Mapping[str, Any] | TrainBatch | None = None,
+        batch: Mapping[str, Any] | None = None,
         batches: Sequence[Mapping[str, Any]] | None = None,
         episodes: Any = None,
         data_iterators: Iterable[Iterator[Any]] | None = None,
@@ -194,7 +194,7 @@ class Learner(TellsUncalled, Checkpointable):
 
         Args:
             batch: A train batch: module id → column → array or tensor ``[rows, ...]`` (or just column → … for the
-                default module), or a result of `prepare`.
+                default module).
             batches: Several of these, trained as one batch.
             episodes: SingleAgentEpisodes, MultiAgentEpisodes, an EpisodeBatch or a list of EpisodeBatches;
                 processed by the learner connector.
@@ -289,17 +289,12 @@ class Learner(TellsUncalled, Checkpointable):
         return self.compute_losses(fwd_out=self.forward_train(minibatch), batch=minibatch)
 
     def prepare(self, episodes: Any, *, keeps_forward: bool = False) -> TrainBatch:
-        """Run the learner connector, in `update` or before it, e.g. on another thread while an update runs.
-
-        Before it only for pipelines that do not use the weights. PPO's does, for its advantages.
+        """Return the train batch of episodes: run the learner connector, as `update` does.
 
         Args:
             episodes: See `update`.
             keeps_forward: Whether the batch gets a column ``FORWARD_OUTPUTS`` where the connector computes them anyway;
                 it may then be trained once, with the current weights.
-
-        Returns:
-            A batch for ``update(batch=…)``.
         """
         self._check_built()
         return self._batches.of_episodes(episodes, keeps_forward=keeps_forward)

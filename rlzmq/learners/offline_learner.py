@@ -261,12 +261,6 @@ class OfflineShards(BatchSource):
                 )
             yield batch
 
-    def checkpoint(self) -> Any:
-        """Return None: the learner restores `progress`."""
-
-    def rollback(self, checkpoint: object) -> None:
-        """Do nothing."""
-
 
 def _read_ahead(read: Callable[[], EpisodeBatch]) -> Future[EpisodeBatch]:
     """Read a batch on a thread."""

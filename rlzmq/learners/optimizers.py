@@ -312,9 +312,6 @@ def clip_gradients(
         grad_clip_by: The limited quantity: "value" every element, "norm" each tensor's 2-norm,
             "global_norm" the 2-norm of all gradients together.
         norm: The gradients' `global_norm`; finite.
-
-    Raises:
-        ValueError: `grad_clip_by` is not one of the three.
     """
     if grad_clip is None or not gradients:
         return
@@ -324,12 +321,10 @@ def clip_gradients(
     elif grad_clip_by == "value":
         torch._foreach_clamp_min_(gradients, -grad_clip)
         torch._foreach_clamp_max_(gradients, grad_clip)
-    elif grad_clip_by == "norm":
+    else:
         norms = torch._foreach_norm(gradients)
         scales = [(grad_clip / n.clamp(min=1e-12)).clamp(max=1.0) for n in norms]
         torch._foreach_mul_(gradients, scales)
-    else:
-        raise ValueError(f"grad_clip_by: expected 'value', 'norm' or 'global_norm', got {grad_clip_by!r}.")
 
 
 _add_param_group = torch.optim.Optimizer.add_param_group

@@ -80,6 +80,16 @@ def trained_of(result: dict[str, Any]) -> set[str]:
     }
 
 
+def trained_until(algo: Any, module_ids: set[str]) -> dict[str, Any]:
+    """Train until an iteration has steps of these modules alone; an agent may be done before the others."""
+    for _ in range(12):
+        result: dict[str, Any] = algo.train()
+        assert_accounted(result)
+        if trained_of(result) == module_ids:
+            return result
+    pytest.fail(f"trained: {trained_of(result)}")
+
+
 @pytest.mark.parametrize(
     ("algorithm", "processes"),
     [("ppo", (2, 2)), ("appo", (1, 1)), ("dqn", (0, 0)), ("sac", (0, 0))],
@@ -104,21 +114,13 @@ def test_modules_come_and_go_in_mid_run_and_after_a_resume(
             new_should_module_be_updated=["p0", "new"],
         )
         added = parts_of(algo, "new")
-        for _ in range(12):
-            result = algo.train()
-            assert_accounted(result)
-            if trained_of(result) == {"p0", "new"}:
-                break
-        else:
-            pytest.fail(f"trained: {trained_of(result)}")
+        trained_until(algo, {"p0", "new"})
         assert parts_of(algo, "new").keys() >= added.keys()
         np.testing.assert_equal(parts_of(algo, "p1"), before["p1"])
         has_buffer = algorithm in ("dqn", "sac")
         held = algo.learner_group.foreach_learner(num_stored_of_p1)[0] if has_buffer else 0
         algo.remove_module("p1")
-        result = algo.train()
-        assert_accounted(result)
-        assert trained_of(result) == {"p0", "new"}
+        result = trained_until(algo, {"p0", "new"})
         with pytest.raises(KeyError, match="p1"):
             algo.get_module("p1")
         if has_buffer:
@@ -132,10 +134,7 @@ def test_modules_come_and_go_in_mid_run_and_after_a_resume(
         assert sorted(restored.config.module_ids) == ["new", "p0"]
         for module_id, parts in saved.items():
             np.testing.assert_equal(parts_of(restored, module_id), parts)
-        for _ in range(3):
-            result = restored.train()
-            assert_accounted(result)
-        assert trained_of(result) == {"p0", "new"}
+        trained_until(restored, {"p0", "new"})
 
 
 def stored_modules(learner: Any) -> list[str]:

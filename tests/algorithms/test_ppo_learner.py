@@ -281,7 +281,7 @@ def test_a_prepared_batch_trains_as_its_episodes_do(config_class: Any) -> None:
             config.training(use_circular_buffer=False)
         learner = config.build_learner()
         data = episode_batch(10, 10, 10)
-        learner.update(**{"batch": learner.prepare(data)} if is_prepared else {"episodes": data})
+        learner.update(**{"batch": learner.prepare(data).columns} if is_prepared else {"episodes": data})
         parameters = learner.module["default_policy"].parameters()
         weights.append(np.concatenate([parameter.detach().numpy().ravel() for parameter in parameters]))
     # tanh differs in the last bits without a graph, and Adam makes small gradients large

@@ -312,6 +312,8 @@ def test_batches_are_trained_as_one_and_iterators_batch_by_batch() -> None:
         learner.update(batches=[])
     with pytest.raises(ValueError, match="'rewards'"):
         learner.update(batches=[rows(3), rows(3) | {"rewards": torch.zeros(3)}])
+    with pytest.raises(ValueError, match=r"of \['a', 'b'\], got the keys \['obs'\]"):
+        square_learner("a", "b").update(batch=rows(3))
 
 
 def test_numpy_batches_and_masked_rows_are_taken() -> None:
