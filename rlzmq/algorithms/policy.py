@@ -28,6 +28,7 @@ from rlzmq.config.base_config import BaseConfig
 from rlzmq.connectors.rows import ColumnRows
 from rlzmq.core.spaces import space_from_plain
 from rlzmq.core.synonyms import AnswersSynonyms
+from rlzmq.core.tracebacks import ShortTraceback
 from rlzmq.core.tree import num_items, tree_map, tree_stack, tree_unstack
 from rlzmq.core.update_plan import derive_seed
 from rlzmq.episodes.columns import Columns
@@ -147,8 +148,9 @@ class Policy(AnswersSynonyms):
                 names it).
             KeyError: There is no such module or agent.
         """
-        stored = _stored(path, Given(config, trust, module_class, settings))
-        return cls(**stored, module_id=module_id, agent_id=agent_id)
+        with ShortTraceback():
+            stored = _stored(path, Given(config, trust, module_class, settings))
+            return cls(**stored, module_id=module_id, agent_id=agent_id)
 
     @classmethod
     def load_each(
@@ -170,9 +172,10 @@ class Policy(AnswersSynonyms):
         Raises:
             CheckpointError: See `load`.
         """
-        stored = _stored(path, Given(config, trust, module_class, settings))
-        ids = agents_with_modules(stored["config"], stored["spaces"])
-        return [cls(**stored, module_id=module_id, agent_id=agent_id) for module_id, agent_id in ids]
+        with ShortTraceback():
+            stored = _stored(path, Given(config, trust, module_class, settings))
+            ids = agents_with_modules(stored["config"], stored["spaces"])
+            return [cls(**stored, module_id=module_id, agent_id=agent_id) for module_id, agent_id in ids]
 
     def copy(self) -> Self:
         """Return another policy with the same weights, at the beginning of a new episode."""

@@ -105,7 +105,8 @@ def apply_settings(config: BaseConfig, options: Any) -> None:
                 setattr(config, setting, value)
             except ConfigurationError as error:
                 text = str(error).replace(f"config.{setting}", flag_of(setting))
-                more = " A range is LOW..HIGH or LOW..HIGH:log." if ".." in given else ""
+                is_range = ".." in given or (given[0].isdigit() and ":" in given)  # 1e-4:1e-2
+                more = " A range is LOW..HIGH or LOW..HIGH:log." if is_range else ""
                 raise ConfigurationError(text.partition(" Set it with .")[0] + more) from None
 
 

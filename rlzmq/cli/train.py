@@ -31,7 +31,7 @@ from rlzmq.core.process import open_stack_channel, outlive_readers
 from rlzmq.core.run_dir import find_checkpoint, run_of
 from rlzmq.core.synonyms import did_you_mean, instead_of_key, renamed
 from rlzmq.core.tracebacks import run_error
-from rlzmq.telemetry.runs import find_run, value_at
+from rlzmq.telemetry.runs import find_run, results_in, value_at
 from rlzmq.telemetry.view import make_view, processes_of
 from rlzmq.telemetry.writers import make_writers
 
@@ -389,6 +389,11 @@ def _train(
     if not options.quiet:  # before torch is imported, which takes seconds
         print(f"starting    {processes_of(config)} for {config.env}", flush=True)
     checkpoint = _checkpoint_to_resume(options, path)
+    if checkpoint is not None and (met := _met_before(checkpoint, path, criteria)):
+        print(f"{met}, reached before: nothing is left to train")
+        stops = [f"iterations={2 * int(checkpoint.name)}"]  # it is named after its iteration
+        print(_next_commands(name, options, path, checkpoint, stops), flush=True)
+        return 0
     if options.record and config.record_dir is None:
         config.debugging(record_dir=str((path / "arrivals").absolute()))
     if config.trace == "auto":
@@ -523,6 +528,15 @@ def _checkpoint_to_resume(options: TrainOptions, path: Path) -> Path | None:
     elif not options.quiet:
         print(f"nothing to resume: starting a new run in {path}", flush=True)
     return found.path
+
+
+def _met_before(checkpoint: Path, path: Path, criteria: StopCriteria) -> str | None:
+    """Return the criterion that the run in `path` has met at this checkpoint of its own, or None."""
+    iteration = read_manifest(checkpoint)["about"].get("iteration")
+    is_own = path.resolve() in checkpoint.resolve().parents
+    results = results_in(path / "metrics.jsonl") if is_own else []
+    met = [criteria.met_by(result) for result in results if result["training_iteration"] == iteration]
+    return met[-1] if met else None
 
 
 def _nothing_to_resume(place: str | Path, found: Found) -> CheckpointError:

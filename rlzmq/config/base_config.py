@@ -18,6 +18,7 @@ from rlzmq.config.settings import NotProvided, takes
 from rlzmq.core.callbacks import HOOKS, Hooks, check_hook, check_hooks
 from rlzmq.core.errors import ConfigurationError
 from rlzmq.core.synonyms import did_you_mean
+from rlzmq.core.tracebacks import ShortTraceback
 from rlzmq.envs.multi_agent_env import MultiAgentEnv, agent_spaces, clip_rewards
 from rlzmq.envs.registry import EnvEntry, make_env, resolve_env
 from rlzmq.envs.vector import check_space
@@ -129,12 +130,16 @@ class BaseConfig(DerivedValues):
             listed: list[Any] = list(functions) if isinstance(functions, list | tuple) else [functions]
             if not all(callable(fn) for fn in listed):
                 raise ConfigurationError(f"callbacks({name}=…): expected callables, got {functions!r}.")
-            for function in listed:
-                check_hook(name, function, f"callbacks({name}=…)")
+            with ShortTraceback():
+                for function in listed:
+                    check_hook(name, function, f"callbacks({name}=…)")
             self.callbacks_hooks: dict[str, Any] = {**self.callbacks_hooks, name: listed}
         if callbacks_class is not NotProvided:
-            for item in callbacks_class if isinstance(callbacks_class, list | tuple) else [callbacks_class]:
-                check_hooks(item)
+            with ShortTraceback():
+                for item in (
+                    callbacks_class if isinstance(callbacks_class, list | tuple) else [callbacks_class]
+                ):
+                    check_hooks(item)
             self.callbacks_class = callbacks_class
         return self
 
@@ -300,6 +305,11 @@ class BaseConfig(DerivedValues):
 
 def single_spaces_of(env: Any) -> tuple[Any, Any]:
     """Return (observation space, action space) of a plain env, or of one env of a vector env."""
+    if not hasattr(env, "step"):
+        raise ConfigurationError(
+            f"config.env: what makes the environment returned {env!r} ({type(env).__name__}); expected a gymnasium.Env "
+            "or a MultiAgentEnv."
+        )
     if hasattr(env, "single_observation_spaces"):
         return env.single_observation_spaces, env.single_action_spaces
     if isinstance(env, MultiAgentEnv):

@@ -24,6 +24,7 @@ from pydantic import ConfigDict, PydanticUserError, TypeAdapter
 from rlzmq.config.rllib_only import accept_rllib_only, no_such_setting
 from rlzmq.config.search_space import SearchObject, find_search_objects
 from rlzmq.core.errors import ConfigurationError
+from rlzmq.core.tracebacks import ShortTraceback
 
 __all__ = [
     "Connector",
@@ -238,9 +239,10 @@ class takes(Generic[_Arguments]):
             for unknown in [key for key in given if key not in fields]:
                 if not accept_rllib_only(self, unknown, given[unknown], name):
                     raise TypeError(no_such_setting(type(self), unknown, fields, name))
-            for key, value in given.items():
-                if key in fields and value is not NotProvided:
-                    setattr(self, key, value)
+            with ShortTraceback():
+                for key, value in given.items():
+                    if key in fields and value is not NotProvided:
+                        setattr(self, key, value)
             return self
 
         own = inspect.Parameter("self", inspect.Parameter.POSITIONAL_OR_KEYWORD)

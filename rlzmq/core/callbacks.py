@@ -246,15 +246,15 @@ def check_hooks(item: object) -> None:
     """Check the hooks of a callbacks class: that all are called, and with arguments that they take.
 
     Args:
-        item: A class, an instance, or a factory (which cannot be inspected).
+        item: A class, which need not derive from `Callback`; an instance; or a factory, which cannot be inspected.
 
     Raises:
         ConfigurationError: A method ``on_…`` is a misspelt hook, or one of RLlib's older callbacks; or a hook does not
             take its arguments.
     """
-    kind = item if isinstance(item, type) else type(item)
-    if not issubclass(kind, Callback):
+    if not isinstance(item, type | Callback):
         return
+    kind = item if isinstance(item, type) else type(item)
     for name in hooks_of(kind):
         method = inspect.getattr_static(kind, name)
         if hasattr(method, "__get__"):  # bound to any object, since there may be no instance yet

@@ -210,7 +210,9 @@ _KEYS = _by_word(
         "training_iteration": "iteration iter",
         "time_total_s": "time_elapsed time_s seconds",
         "learners/default_policy": "info learner loss value_loss policy_loss losses",
-        "env_runners": "sampler_results hist_stats rollout custom_metrics counters policy_reward_mean",
+        "env_runners": "sampler_results hist_stats rollout custom_metrics counters",
+        "env_runners/module_episode_return_mean": "policy_reward_mean module_episode_returns_mean",
+        "env_runners/agent_episode_return_mean": "agent_episode_returns_mean",
         "num_env_steps_trained_lifetime": "num_env_steps_trained",
         "env_runners/num_env_steps_sampled_lifetime_throughput": "sps fps",
     }

@@ -298,10 +298,10 @@ def resolve_env(env: object) -> EnvEntry:
     if isinstance(env, str):
         return _resolve_name(env)
     if isinstance(env, gym.Env | gym.vector.VectorEnv):
+        named = f"the id {env.spec.id!r}" if env.spec else f"the class ({type(env.unwrapped).__name__})"
         raise ConfigurationError(
-            f"config.env is an environment instance ({env}); expected what makes one, because each runner "
-            f"makes its own: pass the class ({type(env.unwrapped).__name__}) or a callable that takes an "
-            "EnvContext."
+            f"config.env is an environment instance ({env}); expected what makes one, because each runner makes its "
+            f"own: pass {named} or a callable that takes an EnvContext."
         )
     if callable(env):
         return EnvEntry(label=getattr(env, "__qualname__", repr(env)), creator=env)

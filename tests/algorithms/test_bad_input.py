@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import traceback
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,10 +12,13 @@ import numpy as np
 import pytest
 
 from rlzmq import (
+    Algorithm,
     ConfigurationError,
     EpisodeBatch,
     NotFiniteError,
+    Policy,
     PPOConfig,
+    RlzmqError,
     UnsupportedSpaceError,
 )
 from rlzmq.algorithms.registry import get_config_class
@@ -210,7 +214,33 @@ class HalfWrapper(gym.Wrapper[Any, Any, Any, Any]):
         pass  # forgets super().__init__(env)
 
 
-@pytest.mark.parametrize("env", [NoSpaces, NoEnv, HalfWrapper])
+@pytest.mark.parametrize("env", [NoSpaces, HalfWrapper])
 def test_an_env_without_spaces_is_named_with_what_is_missing(env: type) -> None:
     with pytest.raises(ConfigurationError, match=f"observation_space of {env.__name__}"):
         PPOConfig().environment(env).build()
+
+
+class NoCallback:
+    """Derives from nothing, and does not take what the hook is given."""
+
+    def on_episode_end(self, episode: Any) -> None:
+        raise NotImplementedError
+
+
+@pytest.mark.parametrize(
+    ("mistake", "text"),
+    [
+        (lambda: PPOConfig().callbacks(NoCallback), r"got NoCallback\.on_episode_end"),
+        (lambda: PPOConfig().environment(lambda config: None).build(), "returned None"),
+        (lambda: PPOConfig().environment(NoEnv).build(), r"returned .*\(NoEnv\); expected a gymnasium.Env"),
+        (lambda: PPOConfig().environment(gym.make("CartPole-v1")).build(), "pass the id 'CartPole-v1'"),
+        (lambda: PPOConfig().training(lr="fast"), "config.lr: expected"),
+        (lambda: Algorithm.from_checkpoint("/nowhere"), "/nowhere does not exist"),
+        (lambda: Policy.load("/nowhere"), "/nowhere does not exist"),
+    ],
+)
+def test_a_mistake_is_told_in_the_frame_that_made_it(mistake: Callable[[], Any], text: str) -> None:
+    with pytest.raises(RlzmqError, match=text) as caught:
+        mistake()
+    frames = traceback.extract_tb(caught.value.__traceback__)
+    assert sum("/rlzmq/" in frame.filename for frame in frames) == 1, "only the function that was called"

@@ -148,6 +148,7 @@ def test_a_run_says_what_it_starts_before_torch_is_imported(tmp_path: Path) -> N
         (["train", "ppo", "--env", "CartPole-v1", "--stop", "retrun=3"], 78, "Did you mean 'return'"),
         (["train", "ppo", "--env", "CartPol-v1", "--env-runners", "0"], 78, "CartPole"),
         (["tune", "ppo", "--env", "CartPole-v1", "--lr", "1..2:logg"], 78, "A range is LOW..HIGH"),
+        (["tune", "ppo", "--env", "CartPole-v1", "--lr", "1e-4:1e-2"], 78, "A range is LOW..HIGH"),
         (["evaluate", "/nowhere"], 78, "does not exist"),
     ],
 )

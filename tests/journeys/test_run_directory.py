@@ -74,6 +74,11 @@ def test_a_line_typed_again_touches_nothing_and_its_printed_resume_goes_on_in_pl
         assert (refused.code, refused.out) == (78, ""), refused
         assert "holds the run of PPO on CartPole-v1" in refused.err
         assert files_of(run) == before
+    # The command of a scheduler that starts it again after the goal.
+    done = terminal.type(f"{line} --resume auto")
+    assert (done.code, done.err) == (0, ""), done
+    assert "training_iteration = 2 ≥ 2, reached before" in done.out
+    assert files_of(run) == before
     resumed = terminal.type(f"{printed(trained, 'resume')} --env-runners 0 --stop iterations=3")
     assert resumed.code == 0, resumed
     assert iterations(run) == [1, 2, 3]
