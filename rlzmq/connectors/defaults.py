@@ -52,7 +52,7 @@ def build_env_to_module(
     added between them, unless the user's pieces include one.
 
     Args:
-        config: AlgorithmConfig, or an object with its attributes.
+        config: AlgorithmConfig.
         env: The (vector) env; passed to the user's callable.
         spaces: ``{"__env__": (obs, act), "__env_single__": (obs, act)}``; the latter are the pipeline's
             input spaces. None: the env's own.
@@ -64,20 +64,20 @@ def build_env_to_module(
     setting = "env_to_module_connector"
     observation_space, action_space = _single_spaces(env, spaces)
     pieces = users_pieces(config, setting, {"env": env, "spaces": spaces, "device": device})
-    if getattr(config, "add_default_connectors_to_env_to_module_pipeline", True):
+    if config.add_default_connectors_to_env_to_module_pipeline:
         pieces += _previous_pieces(config, pieces)
         pieces += [
             common.AddObservationsFromEpisodesToBatch(),
             common.AddTimeDimToBatchAndZeroPad(),
             common.AddStatesFromEpisodesToBatch(),
             *_mapping_pieces(config, as_learner_connector=False),
-            common.BatchIndividualItems(multi_agent=_is_multi_agent(config)),
+            common.BatchIndividualItems(multi_agent=config.is_multi_agent),
             common.NumpyToTensor(device=device),
         ]
     _check_env_to_module_order(pieces)
     pipeline = EnvToModulePipeline(observation_space, action_space, connectors=pieces)
-    pipeline.time_pieces = bool(getattr(config, "connector_timers", False))
-    if getattr(config, "in_evaluation", False):
+    pipeline.time_pieces = config.connector_timers
+    if config.in_evaluation:
         pipeline.freeze_statistics()
     return pipeline
 
@@ -92,8 +92,8 @@ def build_module_to_env(
     setting = "module_to_env_connector"
     observation_space, action_space = _single_spaces(env, spaces)
     pieces = users_pieces(config, setting, {"env": env, "spaces": spaces})
-    if getattr(config, "add_default_connectors_to_module_to_env_pipeline", True):
-        multi_agent = _is_multi_agent(config)
+    if config.add_default_connectors_to_module_to_env_pipeline:
+        multi_agent = config.is_multi_agent
         pieces = [
             module_to_env.GetActions(),
             module_to_env.TensorToNumpy(),
@@ -107,7 +107,7 @@ def build_module_to_env(
             module_to_env.ListifyDataForVectorEnv(),
         ]
     pipeline = ModuleToEnvPipeline(observation_space, action_space, connectors=pieces)
-    pipeline.time_pieces = bool(getattr(config, "connector_timers", False))
+    pipeline.time_pieces = config.connector_timers
     return pipeline
 
 
@@ -119,7 +119,7 @@ def build_learner(
     Algorithms add their own pieces; see `add_estimator` and `add_next_observations`.
 
     Args:
-        config: AlgorithmConfig, or an object with its attributes.
+        config: AlgorithmConfig.
         observation_space: Observation space of one env (multi-agent: a Dict by agent id), or None.
         action_space: Action space of one env, likewise.
         device: Torch device of the train batch.
@@ -134,19 +134,19 @@ def build_learner(
     }
     aliases = {"input_observation_space": "observation_space", "input_action_space": "action_space"}
     pieces = users_pieces(config, "learner_connector", arguments, aliases)
-    if getattr(config, "add_default_connectors_to_learner_pipeline", True):
+    if config.add_default_connectors_to_learner_pipeline:
         pieces += [
             common.AddObservationsFromEpisodesToBatch(as_learner_connector=True),
             learner.AddColumnsFromEpisodesToTrainBatch(),
             common.AddTimeDimToBatchAndZeroPad(as_learner_connector=True),
             common.AddStatesFromEpisodesToBatch(as_learner_connector=True),
             *_mapping_pieces(config, as_learner_connector=True),
-            common.BatchIndividualItems(multi_agent=_is_multi_agent(config)),
+            common.BatchIndividualItems(multi_agent=config.is_multi_agent),
             common.NumpyToTensor(as_learner_connector=True, device=device),
         ]
     _check_learner_order(pieces)
     pipeline = LearnerConnectorPipeline(observation_space, action_space, connectors=pieces)
-    pipeline.time_pieces = bool(getattr(config, "connector_timers", False))
+    pipeline.time_pieces = config.connector_timers
     return pipeline
 
 
@@ -180,12 +180,12 @@ def module_spaces(
     """Return (observation space, action space) by module id; modules that no agent is mapped to are left out.
 
     Args:
-        config: AlgorithmConfig, or an object with its attributes.
+        config: AlgorithmConfig.
         observation_space: Space after the env-to-module pipeline; of several agents: by module id, or by agent id.
         action_space: Action space of one env; of several agents: by agent id.
     """
     module_ids = list(config.module_ids)
-    if not _is_multi_agent(config) or not isinstance(action_space, gym.spaces.Dict):
+    if not config.is_multi_agent or not isinstance(action_space, gym.spaces.Dict):
         return dict.fromkeys(module_ids, (observation_space, action_space))
     by_name = getattr(observation_space, "spaces", {})
     of_agents = {agent: (by_name.get(agent), space) for agent, space in action_space.spaces.items()}
@@ -199,7 +199,7 @@ def module_spaces(
 
 
 def _mapping_pieces(config: BaseConfig, *, as_learner_connector: bool) -> list[ConnectorV2]:
-    if not _is_multi_agent(config):
+    if not config.is_multi_agent:
         return []
     return [
         common.AgentToModuleMapping(
@@ -216,7 +216,7 @@ def _mapping_fn(config: BaseConfig) -> Callable[..., Any]:
 
 def _specs(config: BaseConfig) -> object:
     """Return module id -> spec (or None), from the policies or, if there are none, the MultiRLModuleSpec."""
-    specs = getattr(getattr(config, "rl_module_spec", None), "rl_module_specs", None)
+    specs = getattr(config.rl_module_spec, "rl_module_specs", None)
     policies = config.policies
     if isinstance(specs, Mapping) and isinstance(policies, Mapping):
         return {module_id: spec or specs.get(module_id) for module_id, spec in policies.items()}
@@ -235,18 +235,17 @@ def _previous_pieces(config: BaseConfig, pieces: Sequence[ConnectorV2]) -> list[
         return []
     return [
         PrevActionsPrevRewards(
-            multi_agent=_is_multi_agent(config), n_prev_actions=num_actions, n_prev_rewards=num_rewards
+            multi_agent=config.is_multi_agent, n_prev_actions=num_actions, n_prev_rewards=num_rewards
         )
     ]
 
 
 def _model_settings(config: BaseConfig) -> list[dict[str, Any]]:
     """Return the model settings of the config, of its specs, and of its modules' overrides."""
-    outer = getattr(config, "rl_module_spec", None)
-    policies = getattr(config, "policies", None)
+    outer, policies = config.rl_module_spec, config.policies
     specs = [outer, *(getattr(outer, "rl_module_specs", None) or {}).values()]
     specs += policies.values() if isinstance(policies, Mapping) else []
-    overrides = (getattr(config, "algorithm_config_overrides_per_module", None) or {}).values()
+    overrides = config.algorithm_config_overrides_per_module.values()
     found = [getattr(source, "model_config", None) for source in (config, *specs)]
     found += [values.get("model_config") for values in overrides if isinstance(values, Mapping)]
     return [
@@ -254,11 +253,6 @@ def _model_settings(config: BaseConfig) -> list[dict[str, Any]]:
         for settings in found
         if settings is not None
     ]
-
-
-def _is_multi_agent(config: BaseConfig) -> bool:
-    value = getattr(config, "is_multi_agent", False)
-    return bool(value() if callable(value) else value)
 
 
 def _single_spaces(env: object, spaces: Mapping[str, Any] | None) -> tuple[Any, Any]:
@@ -278,16 +272,16 @@ def _single_spaces(env: object, spaces: Mapping[str, Any] | None) -> tuple[Any, 
 def users_pieces(
     config: BaseConfig, setting: str, arguments: dict[str, Any], aliases: Mapping[str, str] | None = None
 ) -> list[ConnectorV2]:
-    """Return the user's pieces for one pipeline, from the config's callable (or piece, or list of pieces)."""
-    value = getattr(config, setting, None)
+    """Return the user's pieces for one pipeline, from the config's callable (or piece)."""
+    value = getattr(config, setting)
     if value is None:
         return []
-    if isinstance(value, type) and issubclass(value, ConnectorV2):
-        given: Any = value()
-    elif callable(value) and not isinstance(value, ConnectorV2):
-        given = _called(value, setting, arguments, aliases or {})
+    if isinstance(value, ConnectorV2):
+        given: Any = value
+    elif isinstance(value, type) and issubclass(value, ConnectorV2):
+        given = value()
     else:
-        given = value
+        given = _called(value, setting, arguments, aliases or {})
     if given is None:
         return []
     pieces = [given] if isinstance(given, ConnectorV2) else given

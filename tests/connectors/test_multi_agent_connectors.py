@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
 from typing import Any
 
 import gymnasium as gym
@@ -10,6 +9,7 @@ import numpy as np
 import torch
 from connector_fakes import ValueModule, call
 
+from rlzmq.algorithms.ppo import PPOConfig
 from rlzmq.connectors.common import AddObservationsFromEpisodesToBatch
 from rlzmq.connectors.connector_v2 import ConnectorV2
 from rlzmq.connectors.defaults import add_estimator, build_env_to_module, build_learner, build_module_to_env
@@ -30,15 +30,7 @@ def module_of(agent_id: Any, episode: Any = None, **kwargs: Any) -> str:
 
 
 def config(**kwargs: Any) -> Any:
-    settings = {
-        "is_multi_agent": True,
-        "policies": {"m1", "m2"},
-        "policy_mapping_fn": module_of,
-        "normalize_actions": True,
-        "clip_actions": False,
-        **kwargs,
-    }
-    return SimpleNamespace(**settings)
+    return PPOConfig().update_from_dict({"policies": {"m1", "m2"}, "policy_mapping_fn": module_of, **kwargs})
 
 
 def observation(value: float) -> np.ndarray:
