@@ -294,6 +294,7 @@ class _Learner(Protocol):
     device: torch.device
     source: BatchSource
     ranks: Ranks
+    num_minibatches_per_epoch: int
     _learner_connector: Any
 
     def prepare(self, episodes: Any, *, keeps_forward: bool = False) -> TrainBatch: ...
@@ -333,15 +334,16 @@ class TrainBatches:
     def of_iterators(
         self, data_iterators: Iterable[Iterator[Any]], num_batches: int | None
     ) -> Iterator[TrainBatch]:
-        """Yield the batches of iterators, at most so many."""
+        """Yield the batches of iterators, at most so many: each is a minibatch of the update's only epoch."""
         if self._learner.ranks.group is not None and num_batches is None:
             raise ValueError(
                 "Learner.update(data_iterators=…) with several ranks needs num_total_minibatches."
             )
-        for batch in islice(chain.from_iterable(data_iterators), num_batches):
+        for num, batch in enumerate(islice(chain.from_iterable(data_iterators), num_batches), start=1):
             train_batch = self.of([batch])
             train_batch.is_last = False  # as far as is known
             yield train_batch
+            self._learner.num_minibatches_per_epoch = num
 
     def of(self, batches: Sequence[Mapping[str, Any]]) -> TrainBatch:
         """Return one train batch of ready ones.
