@@ -12,6 +12,7 @@ from typing import Any
 
 from rlzmq.core.errors import ConfigurationError, RlzmqError
 from rlzmq.core.imports import import_optional
+from rlzmq.core.synonyms import did_you_mean
 from rlzmq.telemetry.runs import Mode, check_mode, flatten, number_at, value_at
 from rlzmq.tune.trial import read_checkpoints, read_results
 from rlzmq.tune.trial_api import Checkpoint
@@ -181,7 +182,9 @@ class ResultGrid(Sequence[Result]):
             if value is not None:
                 scored.append((-math.inf if math.isnan(value) else sign * value, result))
         if not scored:
-            raise TuneError(f"No trial has a value of {metric!r}. Errors of trials: {self.num_errors}.")
+            first = f" First of {self.num_errors} errors: {self.errors[0]!r}." if self.num_errors else ""
+            hint = did_you_mean(metric, [path for each in self._results for path in flatten(each.metrics)])
+            raise TuneError(f"No trial has a value of {metric!r}.{hint}{first}")
         return max(scored, key=lambda item: item[0])[1]
 
     def get_dataframe(self, filter_metric: str | None = None, filter_mode: Mode | None = None) -> Any:

@@ -61,6 +61,8 @@ def test_grid_points_and_random_values_of_a_function(run_config: tune.RunConfig)
     assert best.metrics["score"] == 6
     assert best.metrics["training_iteration"] == 3
     assert results.get_best_result(mode="min", scope="avg").config["x"] == 1
+    with pytest.raises(RuntimeError, match=r"'scor'\. Did you mean 'score'\?$"):
+        results.get_best_result("scor")
     assert results.get_best_result("nested/half", "max").metrics["nested"] == {"half": 1.0}
     frame = results.get_dataframe()
     assert list(frame["score"]) == [3, 6, 3, 6]
