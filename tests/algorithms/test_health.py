@@ -121,16 +121,6 @@ def test_the_longest_part_of_an_update_is_the_bottleneck(
         assert sum(verdict["shares"][role].values()) == pytest.approx(1.0)
 
 
-def test_shares_are_those_of_each_roles_own_time() -> None:
-    shares = judge(result(env=2.0, inference=1.0, forward=3.0, backward=4.0))["shares"]
-    assert shares["env_runners"] == pytest.approx(
-        {"env": 0.2, "inference": 0.1, "connectors": 0, "other": 0, "encode": 0, "deliver": 0, "wait": 0.7}
-    )
-    assert shares["learners"] == pytest.approx(
-        {"connector": 0, "forward": 0.3, "backward": 0.4, "reduce": 0, "other": 0, "wait": 0.3}
-    )
-
-
 @pytest.mark.parametrize(
     ("speeds", "stage"),
     [

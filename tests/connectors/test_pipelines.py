@@ -12,7 +12,6 @@ import pytest
 from connector_fakes import ACTION_SPACE, OBS_SPACE, PassThrough, ValueModule, call, make_episode
 
 from rlzmq.algorithms.ppo import PPOConfig
-from rlzmq.connectors.batching import BatchedNdArray
 from rlzmq.connectors.common import AddObservationsFromEpisodesToBatch, BatchIndividualItems, NumpyToTensor
 from rlzmq.connectors.connector_v2 import ConnectorV2
 from rlzmq.connectors.env_to_module import (
@@ -317,14 +316,6 @@ def test_items_of_an_agent_are_collected_by_multi_agent_episode_agent_and_module
     ConnectorV2.add_batch_item(batch, "c", 5, in_episode)
     ConnectorV2.add_batch_item(batch, "c", 6, alone)
     assert batch == {"c": {("E", "A", "M"): [5], ("S", "A", "M"): [6]}}
-
-
-def test_an_array_of_n_items_is_one_batched_entry() -> None:
-    batch: dict[str, Any] = {}
-    episode = make_episode(3)
-    ConnectorV2.add_n_batch_items(batch, "c", {"x": np.arange(3)}, 3, episode)
-    (entry,) = batch["c"][(episode.id_,)]
-    assert isinstance(entry["x"], BatchedNdArray)
 
 
 @pytest.mark.parametrize("items", [[1, 2], np.arange(4)])

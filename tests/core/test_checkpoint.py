@@ -99,13 +99,6 @@ def test_another_version_is_refused_with_both_named(tmp_path: Path) -> None:
         read_checkpoint(path)
 
 
-def test_writing_again_replaces(tmp_path: Path) -> None:
-    path = write_checkpoint(tmp_path / "c", {"one": {"x": 1}, "gone": {}})
-    write_checkpoint(path, {"one": {"x": 2}})
-    assert read_checkpoint(path) == {"one": {"x": 2}}
-    assert [p.name for p in tmp_path.iterdir()] == ["c"]
-
-
 @pytest.mark.parametrize("name", ["c", None])
 def test_objects_are_refused_by_place(name: str | None, tmp_path: Path, monkeypatch: Any) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))

@@ -1,4 +1,4 @@
-"""How long nothing may come, by the worker's own pace in time that the machine gave; calls that never return."""
+"""How long nothing may come, by the worker's own pace in time that the machine gave; interrupts within calls."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import pytest
 from rlzmq.cli.interrupt import Interrupt
 from rlzmq.core.call_watch import CallWatch
 from rlzmq.core.errors import ExitRaisedError, Interrupted
-from rlzmq.core.patience import FACTOR, CoreWait, FairClock, Patience, Restarts
+from rlzmq.core.patience import FACTOR, CoreWait, FairClock, Patience
 
 
 def over_at(patience: Patience, since: float) -> float:
@@ -100,52 +100,6 @@ def test_who_shares_a_core_waits_for_it_and_who_sleeps_does_not() -> None:
         for process in started:
             process.kill()
             process.communicate()
-
-
-def test_a_process_is_restarted_ever_later_and_given_up_after_ten_failures_without_work() -> None:
-    process = Restarts()
-    assert [process.failed() for _ in range(11)] == [*(0.1 * 2**n for n in range(9)), 30.0, None]
-    assert process.incarnation == 10
-    process.note_work()
-    assert (process.failed(), process.incarnation) == (0.1, 11)
-
-
-def test_a_process_whose_own_code_ends_it_is_restarted_without_waiting() -> None:
-    process = Restarts()
-    assert [process.failed(is_crash=True) for _ in range(11)] == [*[0.1] * 10, None]
-
-
-def messages(caplog: pytest.LogCaptureFixture) -> list[str]:
-    return [record.getMessage() for record in caplog.records]
-
-
-def test_a_call_is_named_with_its_stack_again_and_again(caplog: pytest.LogCaptureFixture) -> None:
-    watch = CallWatch(0.2)
-    watch.start("watch")
-    with watch.call("on_train_result"):
-        while len(caplog.records) < 2:
-            time.sleep(0.01)
-    watch.close()
-    assert all(message.startswith("on_train_result has not returned for ") for message in messages(caplog))
-    assert "test_patience.py" in messages(caplog)[0]
-
-
-def test_a_call_that_takes_too_long_is_reported_once(caplog: pytest.LogCaptureFixture) -> None:
-    told = threading.Event()
-    texts: list[str] = []
-
-    def tell(text: str) -> None:
-        texts.append(text)
-        told.set()
-
-    watch = CallWatch(0.0, 0.2, tell)
-    watch.start("watch")
-    with watch.call("close()"):
-        assert told.wait(30.0)
-        time.sleep(0.3)
-    assert len(texts) == 1
-    assert texts[0].startswith("close() has not returned")
-    assert not caplog.records
 
 
 def test_an_interrupt_in_the_main_thread_is_ctrl_c_and_anywhere_else_an_error() -> None:

@@ -354,27 +354,6 @@ def test_columns_of_strings_refuse_numbers_and_grow_with_longer_strings() -> Non
     assert empty.data.tolist() == ["a"]
 
 
-def test_nothing_written_to_a_buffer_shows_in_the_arrays_it_was_made_of_or_in_its_parts() -> None:
-    column = np.arange(5)
-    buffer = InfiniteLookbackBuffer(column, 1)
-    buffer[0] = 100
-    buffer.append(5)
-    assert column.tolist() == [0, 1, 2, 3, 4]
-    part = buffer._part(0, 3, 0)
-    buffer[0] = 200
-    assert part.data.tolist() == [0, 100, 2]
-    part[0] = -1
-    assert buffer.data.tolist() == [0, 200, 2, 3, 4, 5]
-    whole = buffer._part(0, 6, 1)
-    buffer.pop()
-    buffer.append(55)
-    assert whole.data.tolist() == [0, 200, 2, 3, 4, 5]
-    assert buffer.data.tolist() == [0, 200, 2, 3, 4, 55]
-    total = buffer + InfiniteLookbackBuffer()
-    buffer[0] = 0
-    assert total.get(0) == 200
-
-
 def test_an_unpickled_buffer_whose_memory_is_read_only_can_be_written_to() -> None:
     frames: list[pickle.PickleBuffer] = []
     raw = pickle.dumps(InfiniteLookbackBuffer(np.arange(3)), 5, buffer_callback=frames.append)

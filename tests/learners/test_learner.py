@@ -487,21 +487,6 @@ def test_an_optimizer_of_all_modules_steps_with_every_minibatch() -> None:
 # -- schedules -----------------------------------------------------------------------------------------
 
 
-def test_a_number_is_constant() -> None:
-    schedule = Schedule(0.5)
-    assert schedule.is_constant
-    assert [schedule.value(t) for t in (0, 10, 10**9)] == [0.5] * 3
-
-
-def test_points_are_interpolated_and_the_last_value_is_held() -> None:
-    schedule = Schedule([(0, 1.0), (100, 0.5), (300, 0.1)], name="lr")
-    assert schedule.value(0) == 1.0
-    assert schedule.value(50) == pytest.approx(0.75)
-    assert schedule.value(100) == pytest.approx(0.5)
-    assert schedule.value(200) == pytest.approx(0.3)
-    assert schedule.value(10**9) == 0.1
-
-
 @pytest.mark.parametrize(
     ("value", "complaint"),
     [

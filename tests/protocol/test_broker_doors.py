@@ -12,7 +12,6 @@ from rlzmq.wire.messages import (
     LearnerState,
     Lease,
     Notice,
-    OpenUpdate,
     Progress,
     Refused,
     Rejected,
@@ -130,18 +129,6 @@ def test_who_comes_back_on_another_connection_has_left_its_old_one(role):
     bench.lose("old")
     assert len(bench.state.runners) + len(bench.state.ranks) + (bench.state.driver is not None) == 1
     assert not _is_known(bench, "old")
-
-
-def test_what_was_sampled_before_the_drivers_lineage_is_dropped():
-    bench = Bench()
-    bench.runner()
-    for generation in (1, 2, 3):
-        bench.fragment(steps=10, generation=generation)
-    bench.driver(next_update=4, generation=2)
-    accounting = bench.state.ledger.accounting
-    assert (accounting.dropped, accounting.pending) == ({"rolled_back": 10}, 20)
-    bench.fragment(steps=5, generation=1)
-    assert accounting.dropped == {"rolled_back": 15}
 
 
 def test_stages_of_other_hosts_go_to_the_driver_but_not_too_often():
@@ -285,18 +272,6 @@ def test_of_strangers_the_driver_hears_twenty_per_second_after_two_hundred():
     assert heard == [200, 10, 0, 200]
     bench.hello("top", "observer", run_id="another")
     assert bench.sent("driver", Notice) == [], "observers are strangers, too"
-
-
-def test_old_data_is_used_up_to_the_bound_that_the_driver_sets():
-    for lag, dropped in ((2, {"stale": 20}), (3, {}), (-1, {})):
-        bench = Bench()
-        bench.driver(next_update=5)
-        bench.learner(next_update=5)
-        bench.weights(5)
-        bench.send("driver", OpenUpdate(5, 40, 1, 5, staleness=1, max_policy_lag=lag))
-        bench.runner()
-        bench.fragment(steps=20, version=2)
-        assert bench.state.ledger.accounting.dropped == dropped
 
 
 @pytest.mark.parametrize("is_away", [False, True])

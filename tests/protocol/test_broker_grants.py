@@ -193,35 +193,6 @@ def test_runners_that_are_free_at_once_get_no_more_than_the_slots_allow_in_all(b
     assert [bench.state.leases.held_env_steps(f"uuid-{name}") for name in "abc"] == [40, 0, 0]
 
 
-@pytest.mark.parametrize(
-    ("staleness", "max_policy_lag", "max_s"),
-    [(0, 3, 200.0), (1, -1, 200.0), (1, 1, 0.75), (3, 3, 1.5), (9, 4, 2.25)],
-)
-def test_a_lease_among_others_ends_after_three_quarters_of_the_time_in_which_its_data_grows_old(
-    staleness, max_policy_lag, max_s
-):
-    """Updates of 40 env steps are committed every second; the runner that is asked for takes ten seconds for one."""
-    bench = Bench(max_leases_per_runner=1, peer_timeout_s=1e4)
-    terms = {"batch": 40, "staleness": staleness, "max_policy_lag": max_policy_lag, "lease_timeout_s": 30.0}
-    bench.ready_run(**terms)
-    with bench.grants_nothing():
-        bench.runner("fast")
-        bench.runner("slow")
-        for update_id in range(2):
-            bench.now += 1.0
-            bench.fragment(steps=40, runner="fast", version=update_id)
-            bench.done(bench.make_ready())
-            bench.weights(update_id + 1)
-            bench.open(update_id + 1, **terms)
-    bench.tick()
-    bench.now += 200.0
-    (trial,) = bench.state.leases.of_peer("uuid-slow")
-    bench.fragment(trial.lease_id, steps=2, runner="slow", version=2)
-    (lease,) = bench.leases("slow")
-    assert lease.num_vector_steps * 4 == 20
-    assert lease.max_s == pytest.approx(max_s if max_s < 100 else 2 * 20 / (2 / 200))
-
-
 def test_a_fragment_with_more_steps_than_its_lease_is_rejected():
     bench = bench_with_runner(batch=40)
     bench.fragment(bench.leases()[0].lease_id, steps=41)

@@ -1,12 +1,12 @@
-"""The ledger: what is counted once, kept and free; leases: sizes, exact batches, fairness, turns."""
+"""The ledger: what is counted once, kept and free; leases: sizes and turns."""
 
 from __future__ import annotations
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
-from rlzmq.core.update_plan import plan_lease, small_lease
+from rlzmq.core.update_plan import plan_lease
 from rlzmq.protocol.ledger import LeaseBook, Ledger
 from rlzmq.wire.codec import FragmentId
 from rlzmq.wire.payloads import FragmentRange
@@ -52,22 +52,6 @@ def test_steps_of_each_env_are_kept_if_they_add_up(env_steps, is_kept):
     assert entry.env_steps == (env_steps if is_kept else ())
 
 
-@pytest.mark.parametrize(
-    ("remaining", "leased", "held", "pace", "expected"),
-    [
-        (800, 0, 0, 1.0, 50),  # a full lease
-        (400, 0, 0, 1.8, 45),  # nine times as fast as the other one: nine tenths of the rest
-        (400, 0, 0, 0.2, 5),
-        (200, 200, 0, 1.0, 25),  # the other one holds half of it already
-        (200, 200, 200, 1.0, 12),  # it does itself: no less than a small lease
-        (200, 200, 200, 0.1, 1),
-    ],
-)
-def test_a_runners_part_of_the_rest_goes_by_its_pace(remaining, leased, held, pace, expected):
-    lease = plan_lease(remaining, 2, 8, 50, pace=pace, leased_env_steps=leased, held_env_steps=held)
-    assert lease == expected
-
-
 _sizes = {
     "num_runners": st.integers(1, 20),
     "num_envs": st.integers(1, 64),
@@ -84,27 +68,6 @@ def test_a_lease_covers_something_but_not_more_than_the_rest(
     assert (lease > 0) == (remaining > 0)
     assert (lease - 1) * num_envs < max(remaining, 1)
     assert plan_lease(remaining + more, num_runners, num_envs, fragment_length) >= lease
-
-
-@settings(deadline=None)
-@given(batch=st.integers(1, 600), data=st.data(), **_sizes)
-def test_a_batch_is_covered_with_less_than_one_small_lease_of_surplus(
-    batch, data, num_runners, num_envs, fragment_length
-):
-    """Several runners, some steps lost to autoreset: whoever is free asks for what remains."""
-    received = 0
-    outstanding: list[int] = []
-    while received < batch:
-        remaining = batch - received - sum(outstanding) * num_envs
-        lease = plan_lease(remaining, num_runners, num_envs, fragment_length)
-        if lease and len(outstanding) < num_runners:
-            outstanding.append(lease)
-            continue
-        done = outstanding.pop(data.draw(st.integers(0, len(outstanding) - 1)) if len(outstanding) > 1 else 0)
-        received += max(1, done * num_envs - data.draw(st.integers(0, done)))
-    assert received + sum(outstanding) * num_envs - batch < max(
-        num_envs, small_lease(fragment_length) * num_envs
-    )
 
 
 def test_turns_go_to_whoever_waited_longest():

@@ -67,17 +67,6 @@ def test_a_lease_waits_for_its_connector_state():
     assert connector_state == b"new"
 
 
-def test_a_leaving_runner_returns_leases_hands_over_and_says_goodbye():
-    core = _runner()
-    for lease_id in (1, 2):
-        receive(core, _lease(lease_id))
-    assert [r.lease_id for r in messages_in(core.leave(0.0), m.LeaseReturned)] == [2]
-    assert messages_in(_sampled(core), m.Goodbye) == []
-    left = receive(core, m.Accepted(1, ((0, 0),)))
-    assert messages_in(left, m.Goodbye)
-    assert instructions_in(left, E.Stop)
-
-
 # ------------------------------------------------------------------ a learner rank
 
 

@@ -286,18 +286,6 @@ def test_a_restored_buffer_goes_on_as_the_first_would_have(cls: Any) -> None:
     assert len(other) == len(buffer)
 
 
-def test_the_sum_is_that_of_the_powers() -> None:
-    buffer = PrioritizedEpisodeReplayBuffer(100, alpha=0.6, seed=0)
-    buffer.add(episode_of(0, 0, 4))
-    assert buffer._store.tree.total == pytest.approx(4.0)
-    batch = buffer.sample(200)
-    keys = np.unique(batch.columns["replay_key"][batch.start])
-    buffer.update_priorities([2.0, 0.5], keys[:2])
-    assert buffer._store.tree.total == pytest.approx(2 + 2**0.6 + 0.5**0.6)
-    buffer.add(episode_of(1, 0, 1))
-    assert buffer._store.tree.total == pytest.approx(2 + 2 * 2**0.6 + 0.5**0.6)
-
-
 def test_draws_and_weights_follow_the_priorities() -> None:
     buffer = PrioritizedEpisodeReplayBuffer(100, alpha=0.5, seed=0)
     buffer.add(episode_of(0, 0, 20))

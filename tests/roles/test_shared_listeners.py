@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import random
 from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
@@ -187,25 +186,3 @@ def test_large_messages_leave_one_at_a_time_and_the_newest_of_a_kind_waits(wire:
     wire.outbox.flush()
     assert wire.unread[b"a"] == []
     assert wire.outbox.num_bytes == 0
-
-
-@pytest.mark.parametrize("seed", range(3))
-def test_whatever_happens_the_counts_are_right(wire: _Wire, seed: int) -> None:
-    draw = random.Random(seed)
-    peers = [b"a", b"b", b"c"]
-    for _ in range(2000):
-        peer = draw.choice(peers)
-        what = draw.random()
-        if what < 0.6:
-            wire.outbox.send(peer, [draw.choice([SMALL, SMALL, SMALL, LARGE, OTHER_LARGE])])
-        elif what < 0.9:
-            wire.read(peer, draw.randrange(1, 60))
-        else:
-            wire.outbox.flush()
-        for name in peers:
-            assert sum(len(f) >= 65_536 for f, _ in wire.unread.get(name, [])) <= 1
-    for _ in range(4):
-        for peer in peers:
-            wire.read(peer)
-        wire.outbox.flush()
-    assert (wire.outbox.num_bytes, wire.outbox._peers) == (0, {})

@@ -37,16 +37,6 @@ def test_state_goes_from_runner_to_runner() -> None:
     assert repr(b.env_to_module.get_state()) == repr(a.env_to_module.get_state())
 
 
-def test_state_components_can_be_chosen_and_typos_are_named() -> None:
-    runner = SingleAgentEnvRunner(config=make_config())
-    assert set(runner.get_state("rl_module/default_policy")) == {"rl_module", "weights_seq_no"}
-    assert "rl_module" not in runner.get_state(not_components="rl_module")
-    with pytest.raises(ValueError, match="Did you mean 'rl_module'"):
-        runner.get_state("rl_modul")
-    with pytest.raises(ValueError, match="Did you mean 'weights_seq_no'"):
-        runner.set_state({"weights_seq_n": 3})
-
-
 def test_only_newer_or_unnumbered_weights_are_loaded() -> None:
     runner = SingleAgentEnvRunner(config=make_config())
     own = weights_of(runner)

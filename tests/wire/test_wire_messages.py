@@ -20,11 +20,9 @@ from rlzmq.wire.codec import (
     to_header,
 )
 from rlzmq.wire.payloads import (
-    FragmentRange,
     decode_fragment,
     encode_fragment,
     join_frames,
-    pack_ranges,
     split_frames,
     to_spans,
     unpack_blob,
@@ -119,22 +117,6 @@ def test_a_fragments_frames_are_checked_without_making_arrays():
     assert fragment == _example(m.Fragment)
     assert arrays[0].shape == (4, 3)
     assert unpack_blob(meta) == {"return": 1.5}
-
-
-_ids = st.builds(
-    m.FragmentId, st.text(alphabet="abcé-0", min_size=1, max_size=6), st.integers(0, 9), st.integers(0, 2**40)
-)
-_ranges = st.lists(st.builds(FragmentRange, _ids, st.integers(0, 2**40), st.integers(0, 2**40)), max_size=10)
-
-
-@given(_ranges)
-def test_ranges_come_back(ranges):
-    assert unpack_ranges(pack_ranges(ranges)) == ranges
-
-
-@given(st.lists(st.binary(max_size=10), max_size=6))
-def test_blobs_come_back(blobs):
-    assert [bytes(blob) for blob in split_frames(join_frames(blobs))] == blobs
 
 
 def test_joined_frames_are_bounded_before_any_is_made():
