@@ -189,16 +189,6 @@ async def test_a_cancelled_blocking_call_that_waits_its_turn_never_runs(actor: A
     assert await actor.get_events() == ["block"]
 
 
-async def test_the_loop_stays_responsive_beside_a_blocking_method(actor: ActorHandle) -> None:
-    blocking = asyncio.create_task(actor.block())
-    while not await actor.peek_events():
-        pass
-    assert await actor.wait(0) == "waited"
-    assert not blocking.done()
-    await actor.release()
-    assert await blocking == "released"
-
-
 @pytest.mark.parametrize(
     ("how", "text"), [("segfault", r"killed by signal 11 \(SIGSEGV\)"), ("exit", "exited with code 5")]
 )

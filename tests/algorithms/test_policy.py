@@ -90,8 +90,8 @@ def test_a_loaded_policy_repeats_the_runners_greedy_actions(name: str, tmp_path:
         path = algo.save_to_path(tmp_path / "c")
         from_algorithm = algo.get_policy()
         runner = SingleAgentEnvRunner(config=algo.config)
-        weights = runner.get_weights_layout().snapshot(algo.learner_group.foreach_learner(_module)[0])
-        runner.set_weights(weights, version=0)
+        (modules,) = algo.learner_group.foreach_learner(lambda learner: learner.module)
+        runner.set_weights(runner.get_weights_layout().snapshot(modules), version=0)
         runner.env_to_module.freeze_statistics()
         runner.set_connector_state(algo.get_state()["env_runner"])
         episode = runner.sample(num_episodes=1, explore=False)[0]
@@ -108,10 +108,6 @@ def test_a_loaded_policy_repeats_the_runners_greedy_actions(name: str, tmp_path:
         np.testing.assert_allclose(np.stack(actions), np.stack(expected), rtol=1e-4, atol=1e-5)
         assert all(space.contains(np.asarray(action, space.dtype)) for action in actions)
     assert loaded.observation_space == observation_space
-
-
-def _module(learner: Any) -> Any:
-    return learner.module
 
 
 def _to_env(space: Any, action: Any) -> Any:

@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from rlzmq.actors.messages import pack_error, unpack_error
-from rlzmq.core.errors import MAX_ERROR_BYTES, ProtocolError, cut, printable
+from rlzmq.core.errors import MAX_ERROR_BYTES, ProtocolError, printable
 from rlzmq.wire.codec import MalformedFrameError, SchemaError, pack_header, wire_decoder
 
 HOSTILE = "runner\x1b]0;owned\x07\x1b[2J\r\nrun finished\u202e\x9b\x7f"
@@ -73,11 +73,6 @@ def test_a_remote_error_cannot_act_on_the_terminal() -> None:
         arrived = unpack_error(packed | {"is_known": is_known, "type": HOSTILE})
         for text in (*map(str, arrived.args), *arrived.__notes__):
             assert set(text) & set("\x1b\x07\r\x9b\u202e") == set()
-
-
-def test_what_is_cut_says_how_much() -> None:
-    assert cut("abc", 3) == "abc"
-    assert cut("abcd", 3) == "abc … (1 more characters)"
 
 
 def test_code_that_calls_os_exit_is_named_and_keeps_its_exit_code() -> None:

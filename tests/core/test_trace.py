@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import subprocess
@@ -27,32 +26,6 @@ def closed() -> Iterator[None]:
 
 def stages(path: Path) -> list[dict[str, Any]]:
     return [event for event in trace.read_trace(path) if event["ph"] == "X"]
-
-
-def test_stages_of_all_threads_have_their_times_and_facts(tmp_path: Path) -> None:
-    path = tmp_path / "trace.json"
-    trace.create(path, "driver")
-    trace.span("env", 1.0, 1.25)
-    thread = threading.Thread(target=lambda: trace.span("forward", 2.0, 2.5, rows=3), name="learner")
-    thread.start()
-    thread.join()
-    trace.flow("a/0/1", 1.1, ends=False)
-    trace.flow("a/0/1", 2.1, ends=True)
-    trace.flow("a/0/2", 2.2, ends=True)
-    trace.close()
-    events = json.loads(path.read_text())
-    assert events == trace.read_trace(path)
-    env, forward = stages(path)
-    assert (env["name"], env["ts"], env["dur"], env["pid"]) == ("env", 1e6, 0.25e6, os.getpid())
-    assert (forward["name"], forward["ts"], forward["args"]) == ("forward", 2e6, {"rows": 3})
-    assert env["tid"] != forward["tid"]
-    names = {event["tid"]: event["args"]["name"] for event in events if event["name"] == "thread_name"}
-    assert names[forward["tid"]] == "learner"
-    (process,) = [event["args"]["name"] for event in events if event["name"] == "process_name"]
-    assert process == "driver"
-    start, end, other = [event for event in events if event["ph"] in "sf"]
-    assert (start["ph"], end["ph"]) == ("s", "f")
-    assert start["id"] == end["id"] != other["id"]
 
 
 _JOINS = """

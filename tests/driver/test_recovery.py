@@ -86,10 +86,6 @@ async def test_a_run_ends_although_processes_are_frozen() -> None:
 # ------------------------------------------------------------------ learner ranks
 
 
-async def hashes_of(algo: Any) -> list[str]:
-    return await algo.learner_group.foreach_learner(lambda learner: learner.parameter_hash())  # type: ignore[no-any-return]
-
-
 async def until_whole(algo: Any, num_updates: int) -> dict[str, Any]:
     """Train until_async the replacement has joined; the last result."""
     group = algo.learner_group
@@ -119,7 +115,7 @@ async def test_a_killed_rank_is_survived_and_replaced_without_losing_an_update(r
         assert group.handles == [survivor]
         result = await until_whole(algo, 3)
         assert group.handles[0] is survivor
-        hashes = await hashes_of(algo)
+        hashes = await group.foreach_learner(lambda learner: learner.parameter_hash())
         assert len(set(hashes)) == 1
         states = [
             await handle.apply(lambda role: role.learner.get_state("optimizer")) for handle in group.handles

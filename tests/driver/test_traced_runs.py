@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import signal
 import time
 from pathlib import Path
@@ -41,8 +42,9 @@ def test_each_stage_of_each_role_is_in_the_trace_of_a_run(tmp_path: Path) -> Non
     with config(2, 2).debugging(trace=str(path)).build() as algo:
         for _ in range(4):
             algo.train()
-    check_trace(read_trace(path))
-    processes = by_process(read_trace(path))
+    written = json.loads(path.read_text())
+    check_trace(written)
+    processes = by_process(written)
     assert processes.keys() == {"driver", "broker", "env runner 1", "env runner 2", "learner 0", "learner 1"}
     for name, events in processes.items():
         role = name.rstrip(" 0123456789")

@@ -14,7 +14,6 @@ from rlzmq.envs.multi_agent_env import (
     MultiAgentEnv,
     ParallelPettingZooEnv,
     PettingZooEnv,
-    SyncVectorMultiAgentEnv,
     agent_spaces,
     make_multi_agent,
     make_multi_agent_vec,
@@ -240,12 +239,8 @@ def test_the_wrong_kind_of_pettingzoo_env_is_refused_with_the_right_adapter_name
 # -- vectorization ---------------------------------
 
 
-def vector_of(num_envs: int, **config: Any) -> SyncVectorMultiAgentEnv:
-    return make_multi_agent_vec(Countdown, num_envs=num_envs, context=EnvContext(config))
-
-
 def test_the_step_after_an_end_resets_and_ignores_the_actions() -> None:
-    vector = vector_of(2)
+    vector = make_multi_agent_vec(Countdown, num_envs=2, context=EnvContext())
     observations, _ = vector.reset(seed=5)
     assert observations == [dict.fromkeys("abc", 4)] * 2
     assert [env.seed for env in vector.envs] == [5, 1005]

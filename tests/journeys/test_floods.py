@@ -104,7 +104,7 @@ def test_a_server_and_a_dashboard_answer_while_others_hold_connections(terminal:
     link = dashboard.wait_for(r"http://[^/\s]+")[0]
     dash_token = (terminal.cwd / "dash.token").read_text().strip()
     request = urllib.request.Request(link + "/api/runs", headers={"Authorization": f"Bearer {dash_token}"})
-    with floods.idle_connections(link, 600), urllib.request.urlopen(request, timeout=60) as answer:
+    with floods.unfinished_headers(link, 600, b""), urllib.request.urlopen(request, timeout=60) as answer:
         assert json.load(answer)
     for command in (serve, dashboard):
         command.signal(signal.SIGINT)

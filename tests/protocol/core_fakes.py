@@ -102,10 +102,6 @@ class Bench:
         self.out = self.core.lost(peer.encode(), self.now)
         return self.out
 
-    def overrun(self, peer: str) -> list[Any]:
-        self.out = self.core.overrun(peer.encode(), self.now)
-        return self.out
-
     def sent(self, peer: str, kind: type[M]) -> list[M]:
         """Messages of a kind to a peer in the last output."""
         return [

@@ -207,20 +207,6 @@ def test_runners_that_worked_and_left_are_remembered_up_to_a_number(monkeypatch)
     assert ("uuid-29", 1) in bench.state.ledger.runners
 
 
-def test_who_never_reads_is_expelled():
-    bench = Bench()
-    bench.driver()
-    _hello(bench, "a")
-    bench.overrun("a")
-    assert bench.sent("a", Refused)[0].reason == "expelled"
-    assert [notice.event for notice in bench.sent("driver", Notice)] == ["expelled"]
-    bench.overrun("a")
-    bench.overrun("asked-for-the-config")
-    assert bench.out == []
-    assert bench.state.refused == {"overrun": 3}
-    assert not bench.state.runners
-
-
 def _lines_per_event(kind: str, num_runners: int) -> dict[str, float]:
     """Lines of Python that the core runs per fragment and per heartbeat, once every runner has delivered."""
     world = World(kind, num_runners)

@@ -44,15 +44,11 @@ def _lease(lease_id: int = 1, connector_version: int = -1) -> m.Lease:
     return m.Lease(lease_id, 5, 1, 0, True, connector_version=connector_version, timeout_s=30.0)
 
 
-def _sampled(core: RunnerCore, **fields) -> list[E.Instruction]:
-    return core.sampled(20, 0.0, **fields)
-
-
 def test_a_fragment_that_does_not_fit_into_a_message_is_no_refused_message():
     core = _runner()
     receive(core, _lease())
     with pytest.raises(ValueError, match="a header has at most 65536 bytes") as caught:
-        _sampled(core, batch={"meta": "x" * 70_000})
+        core.sampled(20, 0.0, batch={"meta": "x" * 70_000})
     assert not isinstance(caught.value, WireError)
 
 

@@ -223,10 +223,6 @@ def _config(**model: Any) -> PPOConfig:
     return config.debugging(seed=1).rl_module(**model)
 
 
-def _learners_module(config: PPOConfig, runner: SingleAgentEnvRunner) -> Any:
-    return config.get_multi_rl_module_spec(spaces=runner.get_spaces()).build()["default_policy"]
-
-
 MODELS: dict[str, dict[str, Any]] = {
     "default": {},
     "lstm": {"model_config": {"use_lstm": True, "lstm_cell_size": 8}},
@@ -241,7 +237,7 @@ def test_a_trial_step_knows_exactly_the_columns_of_a_fragment(model: str, explor
     config = _config(**MODELS[model]).env_runners(explore=explore)
     runner = SingleAgentEnvRunner(config=config)
     try:
-        module = _learners_module(config, runner)
+        module = config.get_multi_rl_module_spec(spaces=runner.get_spaces()).build()["default_policy"]
         batch = runner.sample(num_timesteps=8)
     finally:
         runner.stop()

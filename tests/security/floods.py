@@ -229,11 +229,6 @@ def unfinished_headers(
         yield num_open
 
 
-def idle_connections(url: str, num: int) -> contextlib.AbstractContextManager[int]:
-    """Hold connections open that send nothing."""
-    return unfinished_headers(url, num, b"")
-
-
 def unread_bodies(url: str, path: str, num: int, num_bytes: int, *, headers: str = "") -> None:
     """Send bodies that never end to a path."""
     host = urlsplit(url).netloc

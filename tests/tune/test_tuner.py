@@ -27,10 +27,6 @@ from tests.support.warm_process import run_warm
 from tests.tune.trainables import Counter, meet_other_trial, note_loaded_weights, report_weights, score
 
 
-def with_stop(run_config: tune.RunConfig, **stop: float) -> tune.RunConfig:
-    return dataclasses.replace(run_config, stop=stop)
-
-
 def test_grid_points_and_random_values_of_a_function(run_config: tune.RunConfig) -> None:
     space = {
         "x": tune.grid_search([1, 2]),
@@ -82,7 +78,9 @@ def test_an_algorithm_with_search_objects_in_its_config(run_config: tune.RunConf
         .rl_module(model_config={"fcnet_hiddens": tune.choice([[4], [8]])})
     )
     results = tune.Tuner(
-        "PPO", param_space=config, run_config=with_stop(run_config, num_env_steps_sampled_lifetime=100)
+        "PPO",
+        param_space=config,
+        run_config=dataclasses.replace(run_config, stop={"num_env_steps_sampled_lifetime": 100}),
     ).fit()
     assert [result.config["lr"] for result in results] == [1e-3, 1e-4]
     for result in results:
