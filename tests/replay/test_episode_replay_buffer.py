@@ -300,6 +300,10 @@ def test_draws_and_weights_follow_the_priorities() -> None:
     weights = (20 * share) ** -0.7
     expected = (weights / weights.max())[steps]
     assert batch.columns["weights"][batch.start] == pytest.approx(expected, rel=1e-5)
+    buffer.add(episode_of(1, 0, 1))  # a new step has the largest priority
+    batch = buffer.sample(50_000)
+    is_new = batch.columns["obs"][batch.start] == number(1, 0)
+    assert is_new.mean() == pytest.approx(share[-1] / (1 + share[-1]), abs=0.005)
 
 
 def test_a_row_without_error_does_not_scale_down_the_weights_of_the_others() -> None:
