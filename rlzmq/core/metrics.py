@@ -8,6 +8,7 @@ from __future__ import annotations
 import abc
 import functools
 import math
+import numbers
 import operator
 import re
 import time
@@ -496,6 +497,7 @@ class MetricsLogger:
         Raises:
             ValueError: There is no such reduction, an option does not fit it, or the key was logged with another
                 reduction before.
+            TypeError: The reduction needs a number, and the value is none.
         """
         path = _path(key)
         if ema_coeff is not None and reduce in (None, "mean") and not stats:  # RLlib's moving mean
@@ -527,6 +529,11 @@ class MetricsLogger:
             value = as_pushed(value)
             if type(stat) is not Stat:
                 value = _plain(value)
+            elif not (hasattr(value, "dtype") or isinstance(value, numbers.Number) or "item" in stat.kind):
+                raise TypeError(
+                    f"Metric {'/'.join(path)!r}: expected a number for reduce={stat.kind!r}, got {value!r}: log "
+                    "what is not a number with reduce='item', a dict of numbers with log_dict()."
+                )
         stat.push(value)
 
     def log_dict(self, values: Mapping[str, Any], *, key: Key | None = None, **options: Any) -> None:

@@ -101,6 +101,14 @@ def test_mistakes_are_named() -> None:
     assert logger.peek("nothing", default=7) == 7
 
 
+@pytest.mark.parametrize("value", ["text", None, {"a": 1.0}, [1.0]])
+def test_what_is_not_a_number_is_refused_where_it_is_logged(value: object) -> None:
+    logger = MetricsLogger()
+    logger.log_value("any", value, reduce="item")
+    with pytest.raises(TypeError, match=r"'mine/name'.*reduce='mean'.*log_dict"):
+        logger.log_value(("mine", "name"), value)
+
+
 def test_percentiles_lie_linearly_between_values() -> None:
     logger = MetricsLogger()
     for value in (8.0, 1.0, 4.0, 2.0):
