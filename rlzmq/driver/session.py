@@ -177,7 +177,7 @@ class Session:
     async def get_module(self, module_id: str) -> Any:
         """Return a local RLModule with the current weights; in a run of one agent its module, whatever the id."""
         modules = await self.get_modules()
-        if len(modules) == 1 and (module_id == DEFAULT_MODULE_ID or not self.config.is_multi_agent):
+        if len(modules) == 1 and DEFAULT_MODULE_ID in (module_id, *modules.keys()):
             return next(iter(modules.values()))
         if module_id not in modules:
             raise KeyError(f"No module {module_id!r}.{did_you_mean(module_id, list(modules.keys()))}")
