@@ -50,7 +50,7 @@ class ConnectorPipelineV2(ConnectorV2):
     again.
 
     `run_pieces` calls pieces on episodes, one after the other: for `EpisodeObjects.observe`, in env runners in which a
-    piece or a callback needs episodes (`EnvRunner._choose_sampler`), and for `TrainBatchBuilder._columns_of_episodes`,
+    piece or a callback needs episodes (`EnvRunner._choose_sampler`), and for `TrainBatches._columns_of_episodes`,
     in learners in which a piece or the data needs them. All other pipelines run on rows.
 
     Args:

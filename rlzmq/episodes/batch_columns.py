@@ -212,7 +212,10 @@ class BatchColumns(list[Any]):
         """Return several agents' completed steps by agent and by module; {} of one agent's episodes."""
         if self.groups is None:
             return {}
-        return {name: self.agent_steps_by(f"{name[:-6]}_ids") for name in ("agent_steps", "module_steps")}
+        return {
+            "agent_steps": self.agent_steps_by("agent_ids"),
+            "module_steps": self.agent_steps_by("module_ids"),
+        }
 
     def owners(self) -> tuple[list[Any], list[Any]]:
         """Return module id and agent id of each chunk; of one agent's episodes, the default module's id and None."""
