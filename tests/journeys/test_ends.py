@@ -80,13 +80,14 @@ def test_any_mixture_of_signals_to_any_processes(terminal: Terminal) -> None:
     run = train(terminal, "--env-runners 1 --learners 1")
     run.wait_for("iter 1 ")
     others = run.family()[1:]
-    num_iterations = run.out.count("\niter ")
+    metrics = terminal.cwd / "r/metrics.jsonl"
+    num_iterations = metrics.read_text().count("\n")
 
     def signal_others() -> bool:
         for number in (signal.SIGHUP, signal.SIGINT, signal.SIGTERM, signal.SIGUSR1):
             for process in others:
                 process.send_signal(number)
-        return run.out.count("\niter ") > num_iterations + 30
+        return metrics.read_text().count("\n") > num_iterations + 30
 
     until(signal_others, "the run to go on")
     assert {process.pid for process in others} <= {process.pid for process in run.family()}, (
