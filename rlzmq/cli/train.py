@@ -390,8 +390,9 @@ def _train(
         print(f"starting    {processes_of(config)} for {config.env}", flush=True)
     checkpoint = _checkpoint_to_resume(options, path)
     if checkpoint is not None and (met := _met_before(checkpoint, path, criteria)):
-        print(f"{met}, reached before: nothing is left to train")
-        stops = [f"iterations={2 * int(checkpoint.name)}"]  # it is named after its iteration
+        criterion, iteration = met
+        print(f"{criterion}, reached before: nothing is left to train")
+        stops = [f"iterations={2 * iteration}"]
         print(_next_commands(name, options, path, checkpoint, stops), flush=True)
         return 0
     if options.record and config.record_dir is None:
@@ -530,13 +531,14 @@ def _checkpoint_to_resume(options: TrainOptions, path: Path) -> Path | None:
     return found.path
 
 
-def _met_before(checkpoint: Path, path: Path, criteria: StopCriteria) -> str | None:
-    """Return the criterion that the run in `path` has met at this checkpoint of its own, or None."""
+def _met_before(checkpoint: Path, path: Path, criteria: StopCriteria) -> tuple[str, int] | None:
+    """Return the criterion that the run in `path` met at this checkpoint of its own, and the iteration; or None."""
+    if path.resolve() not in checkpoint.resolve().parents:
+        return None
     iteration = read_manifest(checkpoint)["about"].get("iteration")
-    is_own = path.resolve() in checkpoint.resolve().parents
-    results = results_in(path / "metrics.jsonl") if is_own else []
+    results = results_in(path / "metrics.jsonl")
     met = [criteria.met_by(result) for result in results if result["training_iteration"] == iteration]
-    return met[-1] if met else None
+    return (met[-1], iteration) if met and met[-1] else None
 
 
 def _nothing_to_resume(place: str | Path, found: Found) -> CheckpointError:

@@ -135,10 +135,9 @@ class BaseConfig(DerivedValues):
                     check_hook(name, function, f"callbacks({name}=…)")
             self.callbacks_hooks: dict[str, Any] = {**self.callbacks_hooks, name: listed}
         if callbacks_class is not NotProvided:
+            given = callbacks_class if isinstance(callbacks_class, list | tuple) else [callbacks_class]
             with ShortTraceback():
-                for item in (
-                    callbacks_class if isinstance(callbacks_class, list | tuple) else [callbacks_class]
-                ):
+                for item in given:
                     check_hooks(item)
             self.callbacks_class = callbacks_class
         return self

@@ -51,6 +51,7 @@ _FOLDS: dict[str, Callable[[Any, Any], Any]] = {
     "max": lambda old, new: new if new > old else old,
     "item": lambda old, new: new,
 }
+_TAKES_ANYTHING = ("item", "item_series")
 _PERCENTILES = (0, 50, 75, 90, 95, 99, 100)
 _MAX_SERIES = 100_000  # limit for series that are never reduced
 
@@ -529,7 +530,9 @@ class MetricsLogger:
             value = as_pushed(value)
             if type(stat) is not Stat:
                 value = _plain(value)
-            elif not (hasattr(value, "dtype") or isinstance(value, numbers.Number) or "item" in stat.kind):
+            elif not (
+                hasattr(value, "dtype") or isinstance(value, numbers.Number) or stat.kind in _TAKES_ANYTHING
+            ):
                 raise TypeError(
                     f"Metric {'/'.join(path)!r}: expected a number for reduce={stat.kind!r}, got {value!r}: log "
                     "what is not a number with reduce='item', a dict of numbers with log_dict()."

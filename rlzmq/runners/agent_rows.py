@@ -44,12 +44,13 @@ class AgentRows:
         env, env_to_module = stepper.env, runner.env_to_module
         self._own_lookback = env_to_module.required_lookback
         self._normalize = runner.module_to_env.normalize
-        spaces = env.single_observation_spaces, env.single_action_spaces
-        self._action_spaces = spaces[1]
-        self._one_action_space = common_space([*spaces[1].spaces.values()]) is not None
+        observation_spaces, action_spaces = env.single_observation_spaces, env.single_action_spaces
+        self._action_spaces = action_spaces
+        self._one_action_space = common_space([*action_spaces.spaces.values()]) is not None
         stored = env_to_module.stored_observation_space
-        self._stored_spaces = stored if isinstance(stored, gym.spaces.Dict) else spaces[0], spaces[1]
-        self._observer = ObservationRouter(env_to_module, spaces)
+        stored_spaces = stored if isinstance(stored, gym.spaces.Dict) else observation_spaces
+        self._stored_spaces = (stored_spaces, action_spaces)
+        self._observer = ObservationRouter(env_to_module, (observation_spaces, action_spaces))
         self._stores: dict[str, ModuleStore] = {}
 
     def clear(self) -> None:
