@@ -31,7 +31,7 @@ from rlzmq.core import by_value
 from rlzmq.core.errors import DeadlineError, PeerLostError, ProtocolError
 from rlzmq.core.process import STACKS_TO_STDERR
 from rlzmq.core.synonyms import did_you_mean
-from rlzmq.core.tracebacks import ShortTraceback
+from rlzmq.core.tracebacks import shorten
 
 __all__ = ["ActorHandle", "Exited", "LocalLink", "ProcessLink", "short_name"]
 
@@ -478,13 +478,13 @@ class ActorHandle:
 
     async def _within(self, deadline_s: float | None, method: str, work: Coroutine[Any, Any, Any]) -> object:
         try:
-            with ShortTraceback(is_inner=True):
-                if deadline_s is None:
-                    return await work
-                async with asyncio.timeout(deadline_s) as scope:
-                    return await work
-        except TimeoutError as error:
-            if deadline_s is None or not scope.expired():
+            if deadline_s is None:
+                return await work
+            async with asyncio.timeout(deadline_s) as scope:
+                return await work
+        except BaseException as error:
+            shorten(error)
+            if deadline_s is None or not (isinstance(error, TimeoutError) and scope.expired()):
                 raise  # raised by the method
             raise DeadlineError(
                 f"actor {self.name!r} ({short_name(self._class)}, pid {self.pid}) gave no answer to {method}() "

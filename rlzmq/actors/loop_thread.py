@@ -20,7 +20,7 @@ from typing import Any, Generic, TypeVar
 from rlzmq.actors import forkserver  # noqa: F401  (imported first so that it stops last: see the end of this file)
 from rlzmq.actors.host import awaited
 from rlzmq.core.errors import ClosedError
-from rlzmq.core.tracebacks import ShortTraceback, user_errors
+from rlzmq.core.tracebacks import shorten, user_errors
 
 __all__ = ["LoopThread", "get_loop_thread", "in_calling_thread", "new_event_loop"]
 
@@ -181,16 +181,17 @@ class LoopThread:
             coroutine.close()
             raise ClosedError("the loop's thread has ended")
         waiter = _Waiter(self._loop, coroutine)
-        with ShortTraceback(is_inner=True):
-            try:
-                self._loop.call_soon_threadsafe(waiter.start)
-                waiter.wait()
-            except BaseException:  # KeyboardInterrupt
-                self._loop.call_soon_threadsafe(waiter.cancel)
-                waiter.wait_for_clean_up()
-                raise
+        try:
+            self._loop.call_soon_threadsafe(waiter.start)
+            waiter.wait()
             assert waiter.task is not None
             return waiter.task.result()
+        except BaseException as error:
+            if waiter.task is None or not waiter.task.done():  # KeyboardInterrupt
+                self._loop.call_soon_threadsafe(waiter.cancel)
+                waiter.wait_for_clean_up()
+            shorten(error)
+            raise
 
     def close(self) -> None:
         """Cancel running coroutines and stop the thread. Idempotent."""

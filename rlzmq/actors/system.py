@@ -27,7 +27,7 @@ from rlzmq.core import by_value, faults
 from rlzmq.core.addresses import SocketDirectory, process_directory
 from rlzmq.core.errors import ClosedError, ConfigurationError, DeadlineError, PeerLostError
 from rlzmq.core.patience import FACTOR, HEARTBEAT_S, CoreWait, FairClock, Patience
-from rlzmq.core.tracebacks import ShortTraceback
+from rlzmq.core.tracebacks import shorten
 from rlzmq.net.context import Context
 from rlzmq.net.socket import DrainSocket
 
@@ -312,13 +312,13 @@ class ActorSystem:
         # Checks are counted instead of reading the clock: time for which this process slept must not count.
         left_s = deadline_s or math.inf
         try:
-            with ShortTraceback():
-                while not (await asyncio.wait((constructed,), timeout=min(HEARTBEAT_S, left_s)))[0]:
-                    left_s -= HEARTBEAT_S
-                    if left_s <= 0:
-                        raise await self._overdue(link, deadline_s)
-                constructed.result()
+            while not (await asyncio.wait((constructed,), timeout=min(HEARTBEAT_S, left_s)))[0]:
+                left_s -= HEARTBEAT_S
+                if left_s <= 0:
+                    raise await self._overdue(link, deadline_s)
+            constructed.result()
         except BaseException as error:
+            shorten(error)
             constructed.cancel()
             link.kill()
             if not isinstance(error, asyncio.CancelledError):

@@ -18,7 +18,7 @@ from rlzmq.config.base_config import BaseConfig
 from rlzmq.core.errors import ConfigurationError
 from rlzmq.core.signatures import TellsUncalled
 from rlzmq.core.synonyms import AnswersSynonyms, SynonymsOfClass
-from rlzmq.core.tracebacks import ShortTraceback
+from rlzmq.core.tracebacks import short_traceback
 from rlzmq.driver.sync_groups import EnvRunnerGroup, LearnerGroup
 from rlzmq.driver.synchronous import Forwarded, Synchronous, blocking, coroutine_runner
 from rlzmq.driver.updates import Accounting
@@ -219,6 +219,7 @@ class Algorithm(TellsUncalled, Synchronous[AsyncAlgorithm], AnswersSynonyms, met
         self.restore_from_path(path)
 
     @classmethod
+    @short_traceback
     def from_checkpoint(
         cls,
         path: str | Path,
@@ -248,26 +249,25 @@ class Algorithm(TellsUncalled, Synchronous[AsyncAlgorithm], AnswersSynonyms, met
                 carry (the text names it), or was saved by a custom class that is neither this class nor the config's.
             ConfigurationError: The checkpoint is of another algorithm than this class.
         """
-        with ShortTraceback():
-            stored = read_algorithm(path)
-            chosen = stored.config_to("resume", Given(config, trust, module_class, settings))
-            algo_class = cls
-            if cls is Algorithm:
-                algo_class = chosen._algorithm_class()
-                check_algorithm_class(path, algo_class)
-            expected = algo_class._config_class()
-            if not isinstance(chosen, expected):
-                raise ConfigurationError(
-                    f"{path} was saved with a {type(chosen).__name__}; {algo_class.__name__} expects a "
-                    f"{expected.__name__}. Use Algorithm.from_checkpoint()."
-                )
-            algorithm = algo_class(chosen._for_build(None, True))
-            try:
-                algorithm._restore(path, stored.state)
-            except BaseException:
-                algorithm.stop()
-                raise
-            return algorithm
+        stored = read_algorithm(path)
+        chosen = stored.config_to("resume", Given(config, trust, module_class, settings))
+        algo_class = cls
+        if cls is Algorithm:
+            algo_class = chosen._algorithm_class()
+            check_algorithm_class(path, algo_class)
+        expected = algo_class._config_class()
+        if not isinstance(chosen, expected):
+            raise ConfigurationError(
+                f"{path} was saved with a {type(chosen).__name__}; {algo_class.__name__} expects a "
+                f"{expected.__name__}. Use Algorithm.from_checkpoint()."
+            )
+        algorithm = algo_class(chosen._for_build(None, True))
+        try:
+            algorithm._restore(path, stored.state)
+        except BaseException:
+            algorithm.stop()
+            raise
+        return algorithm
 
     @classmethod
     def resume(

@@ -15,7 +15,7 @@ from rlzmq.connectors import defaults
 from rlzmq.core.errors import ConfigurationError
 from rlzmq.core.imports import LazyModule
 from rlzmq.core.synonyms import did_you_mean
-from rlzmq.core.tracebacks import ShortTraceback
+from rlzmq.core.tracebacks import short_traceback
 from rlzmq.core.trust import CALLER, find_code
 from rlzmq.episodes.columns import DEFAULT_MODULE_ID
 from rlzmq.modules.multi_rl_module_spec import MultiRLModuleSpec
@@ -87,6 +87,7 @@ class AlgorithmConfig(BaseConfig):
 
     # -- algorithms -----------------------------------------------------------------------------
 
+    @short_traceback
     def build_algo(self, env: Any = None, *, use_copy: bool = True) -> Algorithm:
         """Return a started Algorithm.
 
@@ -97,18 +98,17 @@ class AlgorithmConfig(BaseConfig):
         Raises:
             ConfigurationError: The settings are inconsistent.
         """
-        with ShortTraceback():
-            return self._algorithm_class()(self._for_build(env, use_copy))  # type: ignore[no-any-return]
+        return self._algorithm_class()(self._for_build(env, use_copy))  # type: ignore[no-any-return]
 
+    @short_traceback
     def build(self, env: Any = None, *, use_copy: bool = True) -> Algorithm:
         """Call `build_algo`."""
-        with ShortTraceback():
-            return self.build_algo(env, use_copy=use_copy)
+        return self.build_algo(env, use_copy=use_copy)
 
+    @short_traceback
     def build_async(self, env: Any = None, *, use_copy: bool = True) -> async_algorithm.AsyncAlgorithm:
         """Return an AsyncAlgorithm, for use as ``async with config.build_async() as algo``."""
-        with ShortTraceback():
-            return async_algorithm.AsyncAlgorithm(self._for_build(env, use_copy))
+        return async_algorithm.AsyncAlgorithm(self._for_build(env, use_copy))
 
     def build_notes(self) -> list[str]:
         """Return what a reader of these settings might expect otherwise, a line each; logged when a run is built."""

@@ -53,7 +53,7 @@ from rlzmq.core.imports import LazyModule
 from rlzmq.core.metrics import MetricsLogger
 from rlzmq.core.process import LastWords, apply_log_level, end_process
 from rlzmq.core.run_dir import RunDir
-from rlzmq.core.tracebacks import ShortTraceback
+from rlzmq.core.tracebacks import shorten
 from rlzmq.driver.process_config import PLACES, NewRules
 from rlzmq.driver.session import Session
 from rlzmq.driver.synchronous import CallbackDispatch, drive, needs_processes
@@ -129,16 +129,17 @@ class AsyncAlgorithm:
         """
         if needs_processes(self.config):
             self._event_loop = asyncio.get_running_loop()
-        with ShortTraceback():
-            try:
-                await self.session.start()
-                self.session.learner_group.algorithm = self
-                await self._evaluation.start()
-            except BaseException:
-                await self.stop()
-                raise
+        try:
+            await self.session.start()
+            self.session.learner_group.algorithm = self
+            await self._evaluation.start()
             self._is_set_up = True
             await self._dispatch.call("on_algorithm_init", metrics_logger=self.metrics)
+        except BaseException as error:
+            self._is_set_up = False  # callbacks see no end of what did not begin
+            await self.stop()
+            shorten(error)
+            raise
 
     async def stop(self) -> None:
         """Stop every process of the run. Idempotent."""
@@ -164,8 +165,10 @@ class AsyncAlgorithm:
         await self.start()
         return self
 
-    async def __aexit__(self, *exc_info: object) -> None:
+    async def __aexit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         await self.stop()
+        if error is not None:
+            shorten(error)
 
     # -- training -------------------------------------------------------------------------------
 
@@ -177,43 +180,42 @@ class AsyncAlgorithm:
         """
         self._check_running()
         config, iterations, evaluation = self.session.config, self._iterations, self._evaluation
-        with ShortTraceback():
-            iterations.begin()
-            number = iterations.num_done + 1
-            is_due = _is_due(config.evaluation_interval, number)
-            in_parallel = is_due and evaluation.is_parallel
-            try:
-                if in_parallel:
-                    await self._begin_parallel_round()
-                while True:
-                    start = time.perf_counter()
-                    step = self.training_step()
-                    returned = await (awaited(step) if self._has_own_step else step)
-                    end = time.perf_counter()
-                    iterations.add_training_step(returned, end - start)
-                    if trace.is_on:
-                        trace.span("training_step", start, end)
-                    if iterations.is_complete() or (in_parallel and evaluation.has_failed):
-                        break
-                if in_parallel:
-                    evaluation.end()
-                iterations.end()
-                if self.session.env_runner_group.recreated:
-                    await self._tell_recreated()
-                metrics: dict[str, Any] = {}
-                if is_due:
-                    metrics |= await self._evaluated(evaluation.finish() if in_parallel else self.evaluate())
-                if _is_due(config.offline_evaluation_interval, number) and not iterations.is_cut_short:
-                    metrics |= await evaluation.run_offline()
-                iterations.is_cut_short = False
-            except StandstillError:
-                await self._keeper.write_if_possible(_LAST_CHECKPOINT_S)
-                raise
-            finally:
-                if in_parallel:
-                    await evaluation.abandon()
-                    iterations.release_logged()
-            return await self._finish(metrics)
+        iterations.begin()
+        number = iterations.num_done + 1
+        is_due = _is_due(config.evaluation_interval, number)
+        in_parallel = is_due and evaluation.is_parallel
+        try:
+            if in_parallel:
+                await self._begin_parallel_round()
+            while True:
+                start = time.perf_counter()
+                step = self.training_step()
+                returned = await (awaited(step) if self._has_own_step else step)
+                end = time.perf_counter()
+                iterations.add_training_step(returned, end - start)
+                if trace.is_on:
+                    trace.span("training_step", start, end)
+                if iterations.is_complete() or (in_parallel and evaluation.has_failed):
+                    break
+            if in_parallel:
+                evaluation.end()
+            iterations.end()
+            if self.session.env_runner_group.recreated:
+                await self._tell_recreated()
+            metrics: dict[str, Any] = {}
+            if is_due:
+                metrics |= await self._evaluated(evaluation.finish() if in_parallel else self.evaluate())
+            if _is_due(config.offline_evaluation_interval, number) and not iterations.is_cut_short:
+                metrics |= await evaluation.run_offline()
+            iterations.is_cut_short = False
+        except StandstillError:
+            await self._keeper.write_if_possible(_LAST_CHECKPOINT_S)
+            raise
+        finally:
+            if in_parallel:
+                await evaluation.abandon()
+                iterations.release_logged()
+        return await self._finish(metrics)
 
     async def training_step(self) -> Any:
         """Run one update of at least `total_train_batch_size` env steps. Custom algorithms override this.
@@ -319,8 +321,7 @@ class AsyncAlgorithm:
             ``{"env_runners": {episode_return_mean, …}}``.
         """
         self._check_running()
-        with ShortTraceback():
-            return await self._evaluation.run()
+        return await self._evaluation.run()
 
     async def evaluate_offline(self) -> dict[str, Any]:
         """Evaluate the current weights on recorded data that an offline algorithm does not train on.
@@ -334,9 +335,8 @@ class AsyncAlgorithm:
             AttributeError: The algorithm does not train on recorded data.
         """
         self._check_running()
-        with ShortTraceback():
-            await self._iterations.drain()
-            return await self._evaluation.run_offline()
+        await self._iterations.drain()
+        return await self._evaluation.run_offline()
 
     # -- parts ----------------------------------------------------------------------------------
 

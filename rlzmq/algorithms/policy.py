@@ -28,7 +28,7 @@ from rlzmq.config.base_config import BaseConfig
 from rlzmq.connectors.rows import ColumnRows
 from rlzmq.core.spaces import space_from_plain
 from rlzmq.core.synonyms import AnswersSynonyms
-from rlzmq.core.tracebacks import ShortTraceback
+from rlzmq.core.tracebacks import short_traceback
 from rlzmq.core.tree import num_items, tree_map, tree_stack, tree_unstack
 from rlzmq.core.update_plan import derive_seed
 from rlzmq.episodes.columns import Columns
@@ -119,6 +119,7 @@ class Policy(AnswersSynonyms):
         self.reset()
 
     @classmethod
+    @short_traceback
     def load(
         cls,
         path: str | Path,
@@ -148,11 +149,11 @@ class Policy(AnswersSynonyms):
                 names it).
             KeyError: There is no such module or agent.
         """
-        with ShortTraceback():
-            stored = _stored(path, Given(config, trust, module_class, settings))
-            return cls(**stored, module_id=module_id, agent_id=agent_id)
+        stored = _stored(path, Given(config, trust, module_class, settings))
+        return cls(**stored, module_id=module_id, agent_id=agent_id)
 
     @classmethod
+    @short_traceback
     def load_each(
         cls,
         path: str | Path,
@@ -172,10 +173,9 @@ class Policy(AnswersSynonyms):
         Raises:
             CheckpointError: See `load`.
         """
-        with ShortTraceback():
-            stored = _stored(path, Given(config, trust, module_class, settings))
-            ids = agents_with_modules(stored["config"], stored["spaces"])
-            return [cls(**stored, module_id=module_id, agent_id=agent_id) for module_id, agent_id in ids]
+        stored = _stored(path, Given(config, trust, module_class, settings))
+        ids = agents_with_modules(stored["config"], stored["spaces"])
+        return [cls(**stored, module_id=module_id, agent_id=agent_id) for module_id, agent_id in ids]
 
     def copy(self) -> Self:
         """Return another policy with the same weights, at the beginning of a new episode."""

@@ -46,7 +46,8 @@ class IterationResult(dict[str, Any]):
     curve: tuple[tuple[int, float], ...] = ()
 
     def __missing__(self, key: str) -> object:
-        raise KeyError(missing_key(key))
+        below = (f"env_runners/{name}" for name in self.get("env_runners", ()))
+        raise KeyError(missing_key(key, [*self, *below]))
 
     def _repr_html_(self) -> str:
         runners = self["env_runners"]

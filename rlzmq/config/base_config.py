@@ -18,7 +18,7 @@ from rlzmq.config.settings import NotProvided, takes
 from rlzmq.core.callbacks import HOOKS, Hooks, check_hook, check_hooks
 from rlzmq.core.errors import ConfigurationError
 from rlzmq.core.synonyms import did_you_mean
-from rlzmq.core.tracebacks import ShortTraceback
+from rlzmq.core.tracebacks import short_traceback
 from rlzmq.envs.multi_agent_env import MultiAgentEnv, agent_spaces, clip_rewards
 from rlzmq.envs.registry import EnvEntry, make_env, resolve_env
 from rlzmq.envs.vector import check_space
@@ -117,6 +117,7 @@ class BaseConfig(DerivedValues):
         """Set RLlib's experimental options; see `ExperimentalSettings`."""
         return self
 
+    @short_traceback
     def callbacks(self, callbacks_class: object = NotProvided, **hooks: Unpack[Hooks]) -> Self:
         """Set the user code that is called at the events of the run.
 
@@ -130,15 +131,13 @@ class BaseConfig(DerivedValues):
             listed: list[Any] = list(functions) if isinstance(functions, list | tuple) else [functions]
             if not all(callable(fn) for fn in listed):
                 raise ConfigurationError(f"callbacks({name}=…): expected callables, got {functions!r}.")
-            with ShortTraceback():
-                for function in listed:
-                    check_hook(name, function, f"callbacks({name}=…)")
+            for function in listed:
+                check_hook(name, function, f"callbacks({name}=…)")
             self.callbacks_hooks: dict[str, Any] = {**self.callbacks_hooks, name: listed}
         if callbacks_class is not NotProvided:
             given = callbacks_class if isinstance(callbacks_class, list | tuple) else [callbacks_class]
-            with ShortTraceback():
-                for item in given:
-                    check_hooks(item)
+            for item in given:
+                check_hooks(item)
             self.callbacks_class = callbacks_class
         return self
 

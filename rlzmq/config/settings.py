@@ -24,7 +24,7 @@ from pydantic import ConfigDict, PydanticUserError, TypeAdapter
 from rlzmq.config.rllib_only import accept_rllib_only, no_such_setting
 from rlzmq.config.search_space import SearchObject, find_search_objects
 from rlzmq.core.errors import ConfigurationError
-from rlzmq.core.tracebacks import ShortTraceback
+from rlzmq.core.tracebacks import short_traceback
 
 __all__ = [
     "Connector",
@@ -228,6 +228,7 @@ class takes(Generic[_Arguments]):
         parameters = [field.parameter for field in fields.values()]
         positional = [p.name for p in parameters if p.kind is p.POSITIONAL_OR_KEYWORD]
 
+        @short_traceback
         @functools.wraps(method)
         def setter(self: object, *args: object, **kwargs: object) -> Any:
             if len(args) > len(positional):
@@ -239,10 +240,9 @@ class takes(Generic[_Arguments]):
             for unknown in [key for key in given if key not in fields]:
                 if not accept_rllib_only(self, unknown, given[unknown], name):
                     raise TypeError(no_such_setting(type(self), unknown, fields, name))
-            with ShortTraceback():
-                for key, value in given.items():
-                    if key in fields and value is not NotProvided:
-                        setattr(self, key, value)
+            for key, value in given.items():
+                if key in fields and value is not NotProvided:
+                    setattr(self, key, value)
             return self
 
         own = inspect.Parameter("self", inspect.Parameter.POSITIONAL_OR_KEYWORD)

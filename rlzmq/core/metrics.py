@@ -208,18 +208,17 @@ class Stat(StatsBase):
 
     def push(self, value: object) -> None:
         """Add a value."""
-        self.count += 1
-        if self.with_throughput:
-            self.since_finish = self.since_finish + value
         if self.values is not None:
             self.values.append(value)
-            return
-        if self.total is None:
+        elif self.total is None:
             self.total = value
         elif self.kind == "ema":
             self.total = self.total + self.ema_coeff * (value - self.total)
         else:
             self.total = _FOLDS[self.kind](self.total, value)
+        if self.with_throughput:
+            self.since_finish = self.since_finish + value
+        self.count += 1
 
     def peek(self) -> Any:
         """Return the current reduced value; NaN (or 0, or []) if nothing was logged."""
@@ -520,7 +519,7 @@ class MetricsLogger:
                     "clears_window": clear_on_reduce or None,
                 }
             given = {name: option for name, option in options.items() if option is not None}
-            stat = self._stats[path] = new_stat(reduce or "mean", self._lookup, **given)
+            stat = new_stat(reduce or "mean", self._lookup, **given)
         elif reduce is not None and reduce != stat._logged_as[0]:
             raise ValueError(
                 f"Metric {'/'.join(path)!r} was logged with reduce={stat._logged_as[0]!r} before, now with "
@@ -531,13 +530,16 @@ class MetricsLogger:
             if type(stat) is not Stat:
                 value = _plain(value)
             elif not (
-                hasattr(value, "dtype") or isinstance(value, numbers.Number) or stat.kind in _TAKES_ANYTHING
+                isinstance(value, numbers.Number)
+                or stat.kind in _TAKES_ANYTHING
+                or math.prod(getattr(value, "shape", (0,))) == 1  # on a GPU
             ):
                 raise TypeError(
                     f"Metric {'/'.join(path)!r}: expected a number for reduce={stat.kind!r}, got {value!r}: log "
                     "what is not a number with reduce='item', a dict of numbers with log_dict()."
                 )
         stat.push(value)
+        self._stats[path] = stat  # after the checks: a refused value leaves no metric
 
     def log_dict(self, values: Mapping[str, Any], *, key: Key | None = None, **options: Any) -> None:
         """Log every leaf of a nested dict, below `key` if given."""

@@ -591,10 +591,12 @@ def instead_of_key(key: object) -> str | None:
     return _KEYS.get(str(key).rpartition("/")[2])
 
 
-def missing_key(key: str) -> str:
-    """Return the text of a result's KeyError."""
+def missing_key(key: str, known: Iterable[str]) -> str:
+    """Return the text of a result's KeyError; `known` are the keys that it has."""
     path = instead_of_key(key)
-    return key if path is None else f"{key}. Instead: result[{']['.join(map(repr, path.split('/')))}]"
+    if path is None:
+        return f"{key}.{did_you_mean(key, known)}"
+    return f"{key}. Instead: result[{']['.join(map(repr, path.split('/')))}]"
 
 
 _MAX_CHARS = 200

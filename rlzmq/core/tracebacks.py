@@ -1,22 +1,23 @@
-"""Short tracebacks with the user's frames and one frame of rlzmq; all frames with ``RLZMQ_TRACEBACK=full``."""
+"""Short tracebacks with the user's frames; all frames with ``RLZMQ_TRACEBACK=full``."""
 
 from __future__ import annotations
 
+import functools
 import os
 import signal
 import sysconfig
 import threading
 import traceback
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from types import TracebackType
+from typing import Any, TypeVar, cast
 
 from rlzmq.core.errors import ExitRaisedError, Interrupted, RlzmqError
 
 __all__ = [
     "FULL",
-    "ShortTraceback",
     "format_error",
     "format_stack",
     "is_interrupt",
@@ -26,9 +27,13 @@ __all__ = [
     "place_in",
     "place_of",
     "run_error",
+    "short_traceback",
+    "shorten",
     "shows_all_frames",
     "user_errors",
 ]
+
+F = TypeVar("F", bound=Callable[..., Any])
 
 FULL = "RLZMQ_TRACEBACK"
 """The environment variable; ``full`` shows all frames."""
@@ -52,29 +57,43 @@ def shows_all_frames() -> bool:
     return os.environ.get(FULL) == "full"
 
 
-class ShortTraceback(AbstractContextManager[None]):
-    """Context manager around public functions. It removes rlzmq's inner frames from errors' tracebacks.
+def short_traceback(function: F) -> F:
+    """Decorate a public function: `shorten` the tracebacks of what it raises."""
 
-    The function with the block (its caller if `is_inner`) is the only frame of rlzmq that is kept. An error from
-    inside of rlzmq that is not an RlzmqError keeps all frames, since it may be a bug.
+    @functools.wraps(function)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        try:
+            return function(*args, **kwargs)
+        except BaseException as error:
+            shorten(error)
+            raise
 
-    Args:
-        is_inner: Whether the function with the block is called by the function that the user calls.
+    return cast(F, call)
+
+
+def shorten(error: BaseException) -> None:
+    """Remove rlzmq's inner frames from an error's traceback, and from those of its causes.
+
+    An error inside of rlzmq that it did not raise on purpose keeps all frames, since it may be a bug. So does any error
+    if the user asked for all frames.
     """
-
-    def __init__(self, *, is_inner: bool = False) -> None:
-        self._is_inner = is_inner
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if error is not None:
-            _shorten(error, with_first=not self._is_inner)
+    for each in () if shows_all_frames() else _chain(error):
+        links = []
+        trace = each.__traceback__
+        while trace is not None:
+            if trace.tb_frame.f_code.co_filename != __file__:
+                links.append(trace)
+            trace = trace.tb_next
+        following = None
+        for index in reversed(_kept([link.tb_frame.f_code.co_filename for link in links], each)):
+            link = links[index]
+            following = TracebackType(following, link.tb_frame, link.tb_lasti, link.tb_lineno)
+        each.__traceback__ = following
 
 
 def format_error(error: BaseException) -> str:
     """Return the text that Python prints for an error, with the user's frames, to which its traceback is shortened."""
-    _shorten(error)
+    shorten(error)
     return "".join(traceback.format_exception(error)).rstrip("\n")
 
 
@@ -83,7 +102,7 @@ def origin_parts(error: BaseException) -> list[str]:
 
     Its traceback is shortened to them.
     """
-    _shorten(error)
+    shorten(error)
     shown = traceback.TracebackException.from_exception(error)
     if shows_all_frames():
         return list(shown.format())
@@ -191,24 +210,6 @@ def _chain(error: BaseException) -> Iterator[BaseException]:
             todo += each.exceptions
 
 
-def _shorten(error: BaseException, *, with_first: bool = False) -> None:
-    """Remove inner frames from an error's traceback, and from those of its causes, unless the user asked for all."""
-    for each in () if shows_all_frames() else _chain(error):
-        links = []
-        trace = each.__traceback__
-        while trace is not None:
-            links.append(trace)
-            trace = trace.tb_next
-        kept = _kept([link.tb_frame.f_code.co_filename for link in links], each)
-        if with_first and each is error:
-            kept = sorted({0, *kept})
-        following = None
-        for index in reversed(kept):
-            link = links[index]
-            following = TracebackType(following, link.tb_frame, link.tb_lasti, link.tb_lineno)
-        each.__traceback__ = following
-
-
 def _kept(files: Sequence[str], error: BaseException) -> list[int]:
     """Return the indices of the frames to show."""
     # The user's frames and those they called, without earlier frames of rlzmq and libraries. Without user frames, the
@@ -243,7 +244,11 @@ def _with_libraries_between(theirs: Sequence[int], ours: Sequence[bool]) -> list
 
 def _is_explained(error: BaseException) -> bool:
     """Return whether the error's message is sufficient: it was raised on purpose, or in another process."""
-    return isinstance(error, RlzmqError) or hasattr(error, "remote_origin")
+    if isinstance(error, RlzmqError) or hasattr(error, "remote_origin"):
+        return True
+    return any(
+        (last.line or "").startswith("raise ") for last in traceback.extract_tb(error.__traceback__, limit=-1)
+    )
 
 
 def _is_users(frame: traceback.FrameSummary) -> bool:

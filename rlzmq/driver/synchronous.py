@@ -21,7 +21,7 @@ from rlzmq.config.base_config import BaseConfig
 from rlzmq.core.call_watch import CallWatch
 from rlzmq.core.callbacks import CallbackList
 from rlzmq.core.synonyms import instead_of
-from rlzmq.core.tracebacks import ShortTraceback
+from rlzmq.core.tracebacks import shorten
 
 __all__ = [
     "CallbackDispatch",
@@ -60,11 +60,13 @@ def drive(coroutine: Coroutine[Any, Any, T]) -> T:
     Raises:
         RuntimeError: The coroutine waited: it uses another process and needs an event loop.
     """
-    with ShortTraceback(is_inner=True):
-        try:
-            coroutine.send(None)
-        except StopIteration as stop:
-            return stop.value  # type: ignore[no-any-return]
+    try:
+        coroutine.send(None)
+    except StopIteration as stop:
+        return stop.value  # type: ignore[no-any-return]
+    except BaseException as error:
+        shorten(error)
+        raise
     coroutine.close()
     raise RuntimeError("this coroutine waits for another process: run it on an event loop.")
 
@@ -109,8 +111,10 @@ def blocking(method: Callable[..., Any]) -> Callable[..., Any]:
         method = getattr(self._async, name)
         try:
             result = method(*args, **kwargs)
-        except TypeError:
-            _check_arguments(f"{type(self).__name__}.{name}()", method, args, kwargs)
+        except Exception as error:
+            shorten(error)
+            if isinstance(error, TypeError) and (problem := _misfit(method, args, kwargs)):
+                raise TypeError(f"{type(self).__name__}.{name}(): {problem}") from None
             raise
         return self._run(result) if inspect.iscoroutine(result) else result
 
@@ -118,14 +122,15 @@ def blocking(method: Callable[..., Any]) -> Callable[..., Any]:
     return functools.wraps(method)(call)
 
 
-def _check_arguments(what: str, method: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> None:
-    """Raise TypeError for arguments that a method does not take: in the caller's words, with what to write instead."""
+def _misfit(method: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> str:
+    """Describe arguments that a method does not take, with what to write instead; ``""`` if it takes them."""
     try:
         inspect.signature(method).bind(*args, **kwargs)
     except TypeError as error:
         instead = next(filter(None, map(instead_of, (*kwargs, method.__name__))), None)
         hint = f". Instead: {instead}." if instead else ""
-        raise TypeError(f"{what}: {error}{hint}") from None
+        return f"{error}{hint}"
+    return ""
 
 
 class Forwarded(Generic[T]):

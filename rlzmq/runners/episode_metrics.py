@@ -479,7 +479,7 @@ class EpisodeResults(dict[str, Any]):
     def __missing__(self, name: str) -> float:
         if name in self._NAMES:
             return math.nan
-        raise KeyError(missing_key(name))
+        raise KeyError(missing_key(name, [*self, *self._NAMES]))
 
 
 def _newest(window: deque[Any], count: int) -> list[Any]:

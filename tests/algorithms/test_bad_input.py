@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import traceback
 from collections.abc import Callable
 from pathlib import Path
@@ -22,10 +23,11 @@ from rlzmq import (
     UnsupportedSpaceError,
 )
 from rlzmq.algorithms.registry import get_config_class
+from rlzmq.envs.examples import MultiAgentCartPole
 from rlzmq.replay import open_shards
 from tests.algorithms.test_offline_evaluation import record
 from tests.learners.all_algorithms import REPLAYING
-from tests.support.runs import ShortEnv
+from tests.support.runs import ShortEnv, small
 
 OBSERVATIONS = gym.spaces.Box(-1.0, 1.0, (3,), np.float32)
 DISCRETE = gym.spaces.Discrete(3)
@@ -242,5 +244,23 @@ class NoCallback:
 def test_a_mistake_is_told_in_the_frame_that_made_it(mistake: Callable[[], Any], text: str) -> None:
     with pytest.raises(RlzmqError, match=text) as caught:
         mistake()
-    frames = traceback.extract_tb(caught.value.__traceback__)
-    assert sum("/rlzmq/" in frame.filename for frame in frames) == 1, "only the function that was called"
+    assert places(caught.value) <= {Path(__file__)}
+
+
+def places(error: BaseException) -> set[Path]:
+    return {Path(frame.filename) for frame in traceback.extract_tb(error.__traceback__)}
+
+
+def test_a_mistake_with_a_running_algorithm_is_told_in_the_frame_that_made_it() -> None:
+    with small(env=MultiAgentCartPole, policies={"a"}, policy_mapping_fn=lambda *_: "a").build() as algo:
+        result = algo.train()
+        for mistake, text in {
+            lambda: algo.get_module("b"): "No module 'b'. Valid: a.",
+            lambda: algo.remove_module("b"): "no module 'b'. Valid: a.",
+            lambda: result["episode_return_men"]: "Did you mean 'env_runners/episode_return_mean'?",
+            lambda: result["env_runners"]["episode_return_men"]: "Did you mean 'episode_return_mean'?",
+        }.items():
+            with pytest.raises(KeyError, match=re.escape(text)) as caught:
+                mistake()
+            ours = [path for path in places(caught.value) if path != Path(__file__)]
+            assert len(ours) <= 1, f"{text}: only the function that was called"

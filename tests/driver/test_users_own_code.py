@@ -15,7 +15,7 @@ import pytest
 
 from rlzmq import ConnectorV2, PPOLearner
 from rlzmq.cli.main import main
-from rlzmq.core.errors import ExitRaisedError
+from rlzmq.core.errors import ClosedError, ExitRaisedError
 from rlzmq.core.tracebacks import FULL
 from tests.support.runs import ShortEnv, small
 
@@ -312,6 +312,32 @@ def test_an_error_out_of_the_middle_of_this_library_keeps_all_frames(monkeypatch
         with pytest.raises(TypeError) as caught:
             algo.train()
     assert "in take_fragment" in "".join(traceback.format_exception(caught.value))
+
+
+async def test_an_async_caller_sees_no_frames_of_ours() -> None:
+    with pytest.raises(ZeroDivisionError, match="the loss's own") as caught:
+        async with small(learner_class=BrokenLoss).build_async() as algo:
+            await algo.train()
+    frames = traceback.extract_tb(caught.value.__traceback__)
+    assert [frame.name for frame in frames] == [
+        "test_an_async_caller_sees_no_frames_of_ours",
+        "compute_loss_for_module",
+    ]
+
+
+async def test_a_callback_that_breaks_the_start_stops_what_was_started() -> None:
+    events = []
+
+    def break_it(**kwargs: Any) -> None:
+        raise ValueError("not this one")
+
+    config = small().callbacks(on_algorithm_init=break_it, on_algorithm_end=lambda **_: events.append("end"))
+    algo = config.build_async()
+    with pytest.raises(ValueError, match="not this one"):
+        await algo.start()
+    assert events == []
+    with pytest.raises(ClosedError):
+        await algo.train()
 
 
 @pytest.mark.parametrize("all_frames", [False, True])
