@@ -224,10 +224,10 @@ class EpisodeBatch(BatchColumns):
     def sorted_by_env(self, num_envs: int) -> tuple[EpisodeBatch, tuple[int, ...]]:
         """Return the chunks ordered by environment, and the env steps of each of `num_envs` environments.
 
-        Chunks of several agents, and those whose environments are unknown, keep their order; the steps are then ().
+        Chunks whose environments are unknown keep their order; the steps are then ().
         """
         batch = self.updated()
-        if batch.groups is not None or not len(batch):
+        if not len(batch):
             return batch, ()
         envs = batch.env_index
         if envs.min() < 0 or envs.max() >= num_envs:

@@ -390,6 +390,8 @@ class ObservationRouter:
             is_over = timeline.is_terminated or timeline.is_truncated
             for record, observation in live.observed:
                 track, store = record.track, record.store
+                if not record.observation_rows:  # columns compare the agent's later ones with this one
+                    self._check(record.agent_id, observation)
                 of_store = observed.get(store)
                 if of_store is None:
                     of_store = observed[store] = Observed()
@@ -404,9 +406,6 @@ class ObservationRouter:
                     of_agent.rows.append((index, record))
                     of_agent.observations.append(observation)
             live.observed = []
-        for store, own in observed.items():
-            if not store.num_observations:  # all later ones are compared with these
-                self._check(own)
         blocks = self._through_pieces(observed, by_agent) if by_agent else self._as_they_are(observed)
         acting: Blocks = []
         for store in next_stores:
@@ -419,12 +418,11 @@ class ObservationRouter:
             acting.append((store, block, rows))
         return acting
 
-    def _check(self, observed: Observed) -> None:
-        for record, observation in zip(observed.records, observed.observations, strict=True):
-            space = self._spaces.get(record.agent_id)
-            problem = "" if space is None else misfit(space, observation, "the observation")
-            if problem:
-                raise ValueError(f"Agent {record.agent_id!r}: {problem}.")
+    def _check(self, agent_id: Any, observation: object) -> None:
+        space = self._spaces.get(agent_id)
+        problem = "" if space is None else misfit(space, observation, "the observation")
+        if problem:
+            raise ValueError(f"Agent {agent_id!r}: {problem}.")
 
     def _as_they_are(self, observed: dict[ModuleStore, Observed]) -> dict[ModuleStore, Any]:
         blocks = {}

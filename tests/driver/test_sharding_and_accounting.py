@@ -10,7 +10,7 @@ import pytest
 from rlzmq import DQNConfig, EpisodeBatch, SingleAgentEpisode
 from rlzmq.driver.async_learner_group import shard_episodes
 from rlzmq.driver.updates import Accounting
-from tests.support.runs import ShortEnv, small
+from tests.support.runs import ShortEnv, small, two_agents
 
 
 def episode(length: int, first: float = 0.0) -> SingleAgentEpisode:
@@ -80,6 +80,24 @@ def test_a_replay_buffer_holds_every_step(num_envs: int, n_step: int) -> None:
         )
     assert num_stored == account["sampled"] >= 40 * num_envs
     assert not account["dropped"]
+
+
+def test_learners_share_the_envs_of_a_runner_of_several_agents() -> None:
+    config = two_agents(config_class=DQNConfig, num_env_runners=1, num_envs_per_env_runner=4, num_learners=2)
+    config.training(num_steps_sampled_before_learning_starts=10_000, n_step=3)
+    config.reporting(min_time_s_per_iteration=0, min_sample_timesteps_per_iteration=400)
+
+    def stored(learner: Any) -> tuple[int, int]:
+        buffer = learner.source.buffer
+        return buffer.get_num_timesteps(), buffer.get_num_episodes()
+
+    with config.build() as algo:
+        result = algo.train()
+        steps, episodes = zip(*algo.learner_group.foreach_learner(stored), strict=True)
+    assert sum(steps) == result["accounting"]["sampled"] >= 400
+    assert min(steps) > 150  # autoreset steps are none
+    # Each is in one buffer. There are at most as many unfinished ones as envs.
+    assert 0 <= sum(episodes) - result["env_runners"]["num_episodes_lifetime"] <= 4
 
 
 @pytest.mark.parametrize("num_env_runners", [0, 2])
