@@ -15,7 +15,9 @@ import pytest
 from rlzmq import (
     Algorithm,
     ConfigurationError,
+    ConnectorV2,
     EpisodeBatch,
+    IMPALAConfig,
     NotFiniteError,
     Policy,
     PPOConfig,
@@ -264,3 +266,16 @@ def test_a_mistake_with_a_running_algorithm_is_told_in_the_frame_that_made_it() 
                 mistake()
             ours = [path for path in places(caught.value) if path != Path(__file__)]
             assert len(ours) <= 1, f"{text}: only the function that was called"
+
+
+class KeepsActionsOnly(ConnectorV2):
+    def __call__(self, *, batch: dict[str, Any], **kwargs: Any) -> dict[str, Any]:
+        return {"actions": batch["actions"]}
+
+
+@pytest.mark.parametrize("config_class", [PPOConfig, IMPALAConfig])
+def test_a_piece_that_drops_what_the_loss_needs_is_told_what_to_return(config_class: Any) -> None:
+    config = small(config_class, module_to_env_connector=lambda env, spaces: KeepsActionsOnly())
+    text = "module 'default_policy': .* column 'action_.*return the whole batch"
+    with config.build() as algo, pytest.raises(ConfigurationError, match=text):
+        algo.train()

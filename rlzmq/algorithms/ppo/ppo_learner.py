@@ -17,6 +17,7 @@ from torch import Tensor
 from rlzmq.algorithms.ppo import PPOConfig, PPOTrainingSettings
 from rlzmq.config.base_config import BaseConfig
 from rlzmq.connectors.learner import GeneralAdvantageEstimation
+from rlzmq.connectors.learner.advantages import sampled_column
 from rlzmq.episodes.columns import Columns
 from rlzmq.learners.batches import MaskedMean
 from rlzmq.learners.learner import TorchLearner
@@ -177,7 +178,7 @@ class PPOLearner(TorchLearner):
         # Without a coefficient, entropy and divergence are only reported.
         kl = entropy = None
         if settings.use_kl_loss and (kl_coeff or self.is_last_epoch):
-            old_dist = dist_cls.from_logits(batch[Columns.ACTION_DIST_INPUTS])
+            old_dist = dist_cls.from_logits(sampled_column(batch, Columns.ACTION_DIST_INPUTS, module_id))
             with nullcontext() if kl_coeff else torch.no_grad():
                 kl = old_dist.kl(dist)
         if entropy_coeff or self.is_last_epoch:
@@ -188,7 +189,8 @@ class PPOLearner(TorchLearner):
         if settings.use_critic:
             values = module.compute_values(batch, embeddings=fwd_out.get(Columns.EMBEDDINGS))
             targets = batch[Columns.VALUE_TARGETS]
-        advantages, old_logp = batch[Columns.ADVANTAGES], batch[Columns.ACTION_LOGP]
+        advantages = batch[Columns.ADVANTAGES]
+        old_logp = sampled_column(batch, Columns.ACTION_LOGP, module_id)
         if settings.standardize_advantages == "minibatch":
             advantages = _standardized(advantages, mask)
         terms = ppo_loss(

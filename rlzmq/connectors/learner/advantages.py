@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import abc
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
@@ -15,6 +15,7 @@ from rlzmq.connectors.common.agent_to_module_mapping import is_multi_rl_module
 from rlzmq.connectors.common.layout import split_and_zero_pad, to_tensor
 from rlzmq.connectors.connector_v2 import LAST_STAGE, ConnectorV2
 from rlzmq.connectors.rows import TrainRows
+from rlzmq.core.errors import ConfigurationError
 from rlzmq.core.tree import as_numpy, tree_leaves, tree_map
 from rlzmq.episodes.columns import DEFAULT_MODULE_ID, Columns
 from rlzmq.episodes.episode_batch import EpisodeBatch
@@ -30,6 +31,7 @@ __all__ = [
     "WholeBatchEstimator",
     "compute_gae",
     "discounted_suffix_sums",
+    "sampled_column",
     "standardize",
 ]
 
@@ -38,6 +40,20 @@ FORWARD_OUTPUTS = "fwd_out"
 
 # On a GPU, the forward pass is split into blocks of this many bytes of observations.
 _BLOCK_BYTES = 256 * 2**20
+
+
+def sampled_column(columns: Mapping[str, Any], name: str, module_id: str) -> Any:
+    """Return a column that env runners add to each step.
+
+    Raises:
+        ConfigurationError: It is missing.
+    """
+    if name in columns:
+        return columns[name]
+    raise ConfigurationError(
+        f"module {module_id!r}: its sampled steps need the column {name!r}, they have {', '.join(sorted(columns))}. "
+        "Pieces of module_to_env_connector return the whole batch that they get, and modules action_dist_inputs."
+    )
 
 
 @dataclass(frozen=True)
@@ -223,7 +239,7 @@ class WholeBatchEstimator(ConnectorV2):
 
         values: dict[str, npt.NDArray[np.float64]] = {}
         for name in (Columns.REWARDS, Columns.TERMINATEDS, Columns.TRUNCATEDS, *self.reads, *outputs):
-            array = as_numpy(outputs[name] if name in outputs else columns[name])
+            array = as_numpy(sampled_column({**columns, **outputs}, name, module_id))
             values[name] = (array if real is None else array[real]).astype(np.float64)
         terminated = values.pop(Columns.TERMINATEDS).astype(np.bool_)
         truncated = values.pop(Columns.TRUNCATEDS).astype(np.bool_)
