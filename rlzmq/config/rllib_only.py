@@ -214,8 +214,8 @@ _ROWS: dict[tuple[str, str], dict[str, str | dict[str, Any]]] = {
         ),
     },
     (_EVERY_CONFIG, "fault_tolerance"): {
-        "env_runner_health_probe_timeout_s": _only(
-            30, "heartbeats detect dead env runners; fault_tolerance(env_step_timeout_s=…) detects hung ones."
+        "env_runner_health_probe_timeout_s": (
+            "heartbeats detect dead env runners; fault_tolerance(env_step_timeout_s=…) detects hung ones."
         ),
         "max_num_env_runner_restarts": _RESTARTS,
         "delay_between_env_runner_restarts_s": _RESTARTS,

@@ -103,7 +103,7 @@ class CallWatch:
         self._begins_episodes = False
         # Vector envs of this process have an `is_resetting` flag.
         tells = isinstance(getattr(getattr(env, "unwrapped", env), "is_resetting", None), bool)
-        for name in ("step", "step_sparse"):
+        for name in ("step", "step_sparse", "step_rows"):
             if (method := getattr(env, name, None)) is not None:
                 setattr(env, name, self._counting_steps(method, tells))
         for name in ("reset", "reset_sparse"):

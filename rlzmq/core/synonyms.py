@@ -86,12 +86,12 @@ _RENAMED = {
             "evaluation_duration": "evaluation_num_episodes n_eval_episodes",
             "evaluation_interval": "eval_freq eval_interval",
             "min_time_s_per_iteration": "min_time_s_per_reporting",
-            "checkpoint_every_s": "checkpoint_frequency save_freq",
+            "checkpoint_every_s": "checkpoint_frequency checkpoint_freq save_freq",
             "restart_failed_env_runners": "recreate_failed_workers recreate_failed_env_runners",
             "ignore_env_runner_failures": "ignore_worker_failures",
             "metrics_num_episodes_for_smoothing": "stats_window_size",
-            "num_gpus_per_learner": "device cuda num_gpus use_cuda",
-            "env": "env_id env_name",
+            "num_gpus_per_learner": "device cuda num_gpus gpu gpus use_cuda",
+            "env": "env_id env_name gym_id",
             "env_config": "env_kwargs render_mode",
             "wrappers": "wrapper_class",
             "seed": "seeds random_seed",
@@ -111,7 +111,6 @@ _FLAGS = _by_word(
         "--stop return=NUMBER": "stop_reward reward_threshold as_test",
         "--stop iterations=NUMBER": "stop_iters iterations iters max_iterations",
         "--grace SECONDS | --time-budget SECONDS | --stop time=SECONDS": "timeout max_time budget",
-        "--env ENV": "env_id env_name gym_id e",
         "--run-dir DIRECTORY | --dir DIRECTORY | --output PATH": (
             "log_dir logdir local_dir log_folder save_dir name exp_name experiment_name run_dir storage_path "
             "output_dir dir f o out save save_path"
@@ -124,7 +123,6 @@ _FLAGS = _by_word(
         ),
         "--resume RUN_OR_CHECKPOINT": "trained_agent restore load checkpoint resume_from i continue",
         "--overwrite": "force",
-        "--num-gpus-per-learner 1": "device cuda num_gpus gpu gpus",
         "--num-gpus-per-learner 0": "no_cuda cpu",
         "--num-learners 2 --num-gpus-per-learner 1": "multi_gpu distributed ddp",
         "--max-concurrent-trials NUMBER | --num-env-runners NUMBER | --env-runners NUMBER": "jobs n_jobs",
@@ -138,15 +136,10 @@ _FLAGS = _by_word(
         ),
         "--learners NUMBER": "num_learners",
         "--torch-num-threads NUMBER": "num_threads",
-        "--model-config fcnet_hiddens=[64,64]": (
-            "net_arch policy_kwargs hidden_sizes hidden_size hidden_dim layers network"
-        ),
         "--model-config? nothing: the default networks fit the observation space": "policy",
         "nothing: Adam; another one takes a learner_class, in Python": "optimizer",
         "rlzmq train ALGORITHM --env ENV": "algo run algorithm",
         "an env of several agents, with --policies and --policy-mapping-fn": "num_agents",
-        "--model-config use_lstm=true": "use_lstm lstm recurrent",
-        "--replay-buffer-config capacity=NUMBER": "buffer_size",
         "--video film.mp4": "record",
         "--video film.mp4 | rlzmq evaluate RUN --video film.mp4, after the run": (
             "capture_video render render_mode"
@@ -160,8 +153,6 @@ _FLAGS = _by_word(
         "--port NUMBER": "http",
         "--port NUMBER | nothing: a terminal shows the progress": "progress p",
         "nothing: each iteration is in metrics.jsonl": "log_interval",
-        "nothing: all metrics are in metrics.jsonl of the run directory": "csv",
-        "nothing: each run has its own directory": "uuid",
         "--interval SECONDS": "refresh",
         "--episodes? nothing: without --explore actions are deterministic | --seed NUMBER": "deterministic",
         "--explore": "stochastic",
@@ -180,10 +171,8 @@ _FLAGS = _by_word(
         "rlzmq tune SPACE.toml, whose [tune] table has search_alg and scheduler": (
             "sampler pruner n_startup_trials search_alg scheduler"
         ),
-        "--evaluation-interval ITERATIONS": "eval_freq",
         "--evaluation-duration EPISODES": "eval_episodes",
         "--evaluation-interval ITERATIONS, or afterwards rlzmq evaluate RUN": "eval evaluate",
-        "--checkpoint-every-s SECONDS": "save_freq checkpoint_freq",
         "--quiet": "silent q verbose",
         "--log-level? --log-level DEBUG | --verbose": "v debug",
         "--trials NUMBER": "n_trials",
@@ -316,7 +305,6 @@ _INSTEAD = _by_word(
             "replay_buffer replay_buffer_class replay_buffer_kwargs"
         ),
         "checkpointing(checkpoint_replay=True): checkpoints have it": "save_replay_buffer load_replay_buffer",
-        "nothing: a buffer stores each observation once": "optimize_memory_usage",
         "nothing: leave it out": (
             "_init_setup_model monitor_wrapper create_eval_env policy_map_capacity observation_fn Verbosity "
             "set_training_mode"
@@ -340,9 +328,7 @@ _INSTEAD = _by_word(
         "algo.eval_env_runner_group": "evaluation_workers",
         "algo.config, or config.build() for another one": "get_config reset_config",
         "algo.stop()": "cleanup close",
-        "nothing: checkpoints have what connectors such as MeanStdFilter count": "get_vec_normalize_env",
         "policy.reset(), which begins with the initial state": "get_initial_state",
-        "nothing, or TD3, which has policy_delay": "policy_frequency",
         "nothing: there is no state-dependent exploration": "use_sde use_sde_at_warmup sde_sample_freq",
         "a learner_class with configure_optimizers_for_module": "optimizer",
         "nothing: processes have no quota; env_runners(num_env_runners=…) sets how many there are": (
@@ -360,23 +346,15 @@ _INSTEAD = _by_word(
         "`rlzmq evaluate RUN --video film.mp4`": "RecordVideo VecVideoRecorder",
         "nothing: the default networks take images as they are": "VecTransposeImage",
         "env.unwrapped, or env.get_wrapper_attr(name)": "unwrap_wrapper is_wrapped",
-        "`rlzmq doctor`": "get_system_info",
         "`rlzmq train --log tb,wandb`": "configure Logger SummaryWriter wandb WandbCallback",
-        "the value itself": "constant_fn",
         "`rlzmq plot RUN…`, or the lines of metrics.jsonl": "results_plotter plot_results load_results ts2xy",
         "an env with a Dict observation that has an action_mask": "ActionMasker",
         "an algorithm's config: PPOConfig": "Args Config AlgorithmSpec DEFAULT_CONFIG",
         "torch.nn.init": "layer_init normc_initializer",
-        "SingleAgentEnvRunner": "Runner SyncDataCollector MultiSyncDataCollector Collector RolloutWorker",
+        "SingleAgentEnvRunner": "Runner RolloutWorker",
         "PettingZoo's; ParallelPettingZooEnv makes an env of several agents of it": "ParallelEnv",
-        _NETWORKS: (
-            "ProbabilisticActor ValueOperator TensorDictModule BaseFeaturesExtractor Encoder TorchModel "
-            "ModelConfig"
-        ),
-        "PPOConfig; a learner_class has compute_loss_for_module": "ClipPPOLoss",
-        "a dict of tensors": "TensorDict",
+        _NETWORKS: "BaseFeaturesExtractor Encoder TorchModel ModelConfig",
         "gymnasium's; config.environment(…) takes its ids and classes": "make make_env Env",
-        "EpisodeReplayBuffer": "VectorReplayBuffer",
         "a list as the value: training(lr=[(0, 3e-4), (1_000_000, 0.0)])": (
             "get_schedule_fn linear_schedule get_linear_fn LinearSchedule Scheduler"
         ),
@@ -384,7 +362,6 @@ _INSTEAD = _by_word(
         "a condition in the loop of algo.train()": "StopTrainingOnNoModelImprovement StopTrainingOnMaxEpisodes",
         "a test of the return in the loop, or `rlzmq train --stop return=…`": "StopTrainingOnRewardThreshold",
         "TD3Config().training(exploration_noise=…)": "NormalActionNoise OrnsteinUhlenbeckActionNoise",
-        "numpy.mean": "safe_mean",
         "register_env": "register",
         "from rlzmq import PPOConfig": "rllib agents common",
         "`rlzmq check-env ENV`": "check_env",
@@ -397,7 +374,6 @@ _INSTEAD = _by_word(
         ),
         "PrioritizedEpisodeReplayBuffer": "PrioritizedReplayBuffer",
         "nothing: `rlzmq train` shows its progress": "ProgressBarCallback",
-        "nothing: a run directory has all settings": "HParam",
         "HindsightEpisodeReplayBuffer": "HerReplayBuffer",
         "`rlzmq presets`, which lists settings that are known to learn": "load_from_zoo",
         "nothing: there is no cluster to start": "init is_initialized nodes ray",

@@ -11,9 +11,12 @@ from typing import Any
 import numpy as np
 import pytest
 
+from rlzmq import MultiAgentEnvRunner
 from rlzmq.core.call_watch import EnvWatch
 from rlzmq.core.errors import DeadlineError
+from rlzmq.envs.examples import MultiAgentCartPole
 from scripts import hangs
+from tests.support.runs import two_agents
 
 
 class SlowAtTheStart:
@@ -78,3 +81,20 @@ async def test_a_hang_in_the_drivers_own_process_ends_the_run(tmp_path: Path) ->
         with pytest.raises(DeadlineError, match="a vector step has not returned for 1"):
             async with asyncio.timeout(60):
                 await algo.train()
+
+
+def test_steps_of_several_agents_count_as_progress() -> None:
+    class Slow(MultiAgentCartPole):
+        def step(self, action_dict: Any) -> Any:
+            threading.Event().wait(0.15)
+            return super().step(action_dict)
+
+    config = two_agents(num_envs_per_env_runner=1).environment(Slow)
+    hangs: list[DeadlineError] = []
+    watch = EnvWatch("runner", env_step_timeout_s=0.4, env_reset_timeout_s=30.0, on_hang=hangs.append)
+    with MultiAgentEnvRunner(config=config) as runner:
+        watch.attend(runner.env)
+        with watch.call(watch.STEPS):
+            runner.sample(num_timesteps=6)
+    watch.close()
+    assert hangs == []

@@ -108,8 +108,8 @@ class DefaultDQNModule(TorchRLModule, QNetAPI, TargetNetworkAPI, InferenceOnlyAP
         config = DefaultModelConfig.from_dict(model, where=f"model_config of the {where}")
         if not isinstance(self.action_space, gym.spaces.Discrete):
             raise UnsupportedSpaceError(
-                f"{where}: DQN needs a Discrete action space, got {self.action_space}. Use SAC or PPO, or "
-                "wrap the environment so that its actions are Discrete."
+                f"{where}: DQN needs a Discrete action space, got {self.action_space}. Use PPO (for a Box "
+                "also SAC), or wrap the environment so that its actions are Discrete."
             )
         assert self.observation_space is not None
         self._obs_mask = ObservationMask(self.observation_space, self.action_space, where=where)
