@@ -6,9 +6,20 @@ itself stays quick (torch is not imported by it).
 
 from __future__ import annotations
 
+import signal
+import sys
+
+
+def _end_silently_at_ctrl_c() -> None:
+    """Spare the user of the command a traceback of its imports, until `rlzmq.__main__` handles signals."""
+    if sys.argv[0].endswith("/rlzmq") or (sys.argv[0] == "-m" and "-m rlzmq" in " ".join(sys.orig_argv)):
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
+_end_silently_at_ctrl_c()  # before the other imports
+
 import importlib
 import logging
-import sys
 from typing import TYPE_CHECKING, Any
 
 from rlzmq.core.imports import MissingNameFinder, import_failure, names_to_load
@@ -44,10 +55,8 @@ if TYPE_CHECKING:  # type checkers and editors read these imports, and so does `
     from rlzmq.algorithms.td3.td3_learner import TD3Learner as TD3Learner
     from rlzmq.algorithms.tqc import TQCConfig as TQCConfig
     from rlzmq.algorithms.tqc.tqc_learner import TQCLearner as TQCLearner
-    from rlzmq.algorithms.checkpoint_evaluation import (
-        CheckpointScores as CheckpointScores,
-        evaluate_checkpoint as evaluate_checkpoint,
-    )
+    from rlzmq.algorithms.checkpoint_evaluation import CheckpointScores as CheckpointScores
+    from rlzmq.algorithms.checkpoint_evaluation import evaluate_checkpoint as evaluate_checkpoint
     from rlzmq.algorithms.checkpoints import latest_checkpoint as latest_checkpoint
     from rlzmq.algorithms.off_policy import OffPolicyConfig as OffPolicyConfig
     from rlzmq.algorithms.policy import Policy as Policy
@@ -75,10 +84,8 @@ if TYPE_CHECKING:  # type checkers and editors read these imports, and so does `
     )
     from rlzmq.connectors.connector_v2 import ConnectorV2 as ConnectorV2, TorchPiece as TorchPiece
     from rlzmq.deploy.export import export_policy as export_policy, ExportError as ExportError
-    from rlzmq.deploy.policy_server import (
-        AsyncPolicyServer as AsyncPolicyServer,
-        PolicyServer as PolicyServer,
-    )
+    from rlzmq.deploy.policy_server import AsyncPolicyServer as AsyncPolicyServer
+    from rlzmq.deploy.policy_server import PolicyServer as PolicyServer
     from rlzmq.connectors.env_to_module import (
         FlattenObservations as FlattenObservations,
         FrameStackingEnvToModule as FrameStackingEnvToModule,
@@ -140,26 +147,20 @@ if TYPE_CHECKING:  # type checkers and editors read these imports, and so does `
     from rlzmq.envs.multi_agent_env import (
         MultiAgentEnv as MultiAgentEnv,
         make_multi_agent as make_multi_agent,
-    )
-    from rlzmq.envs.multi_agent_env import (
         ParallelPettingZooEnv as ParallelPettingZooEnv,
         PettingZooEnv as PettingZooEnv,
     )
     from rlzmq.envs.registry import EnvContext as EnvContext, register_env as register_env
-    from rlzmq.episodes.columns import (
-        Columns as Columns,
-        DEFAULT_AGENT_ID as DEFAULT_AGENT_ID,
-        DEFAULT_MODULE_ID as DEFAULT_MODULE_ID,
-    )
+    from rlzmq.episodes.columns import Columns as Columns
+    from rlzmq.episodes.columns import DEFAULT_AGENT_ID as DEFAULT_AGENT_ID
+    from rlzmq.episodes.columns import DEFAULT_MODULE_ID as DEFAULT_MODULE_ID
     from rlzmq.episodes.episode_batch import EpisodeBatch as EpisodeBatch
     from rlzmq.episodes.lookback_buffer import InfiniteLookbackBuffer as InfiniteLookbackBuffer
     from rlzmq.episodes.multi_agent_episode import MultiAgentEpisode as MultiAgentEpisode
     from rlzmq.episodes.single_agent_episode import SingleAgentEpisode as SingleAgentEpisode
     from rlzmq.learners.learner import Learner as Learner, TorchLearner as TorchLearner
-    from rlzmq.learners.replay_learner import (
-        ReplayLearner as ReplayLearner,
-        importance_weights as importance_weights,
-    )
+    from rlzmq.learners.replay_learner import ReplayLearner as ReplayLearner
+    from rlzmq.learners.replay_learner import importance_weights as importance_weights
     from rlzmq.learners.batches import BatchSource as BatchSource
     from rlzmq.learners.target_network_learner import (
         TargetNetworkLearner as TargetNetworkLearner,

@@ -188,6 +188,7 @@ def pack_error(error: BaseException, role: str) -> dict[str, Any]:
         arguments.append(error.filename)  # args leave it out
     is_plain = len(arguments) <= _MAX_ARGS and all(_is_plain(argument) for argument in arguments)
     is_plain = is_plain and sum(_num_bytes(a) for a in arguments if type(a) is str) <= _MAX_ARGS_BYTES
+    traceback = _format(error).encode(errors="replace")[-_MAX_TRACEBACK_BYTES:]
     return {
         "type": kind.__name__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}",
         "known_as": kind.__name__ if is_known else _known_base(kind),
@@ -197,7 +198,7 @@ def pack_error(error: BaseException, role: str) -> dict[str, Any]:
         "host": socket.gethostname(),
         "pid": os.getpid(),
         "role": role,
-        "traceback": _end_of(_format(error), _MAX_TRACEBACK_BYTES),
+        "traceback": traceback.decode(errors="ignore"),
     }
 
 
@@ -273,10 +274,6 @@ def _is_plain(value: object) -> bool:
 
 def _num_bytes(text: str) -> int:
     return len(text.encode(errors="replace"))
-
-
-def _end_of(text: str, max_bytes: int) -> str:
-    return text.encode(errors="replace")[-max_bytes:].decode(errors="ignore")
 
 
 def _format(error: BaseException) -> str:

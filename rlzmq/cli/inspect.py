@@ -15,12 +15,13 @@ import numpy as np
 import tyro
 from gymnasium.utils.env_checker import data_equivalence
 
-from rlzmq.algorithms.registry import get_config_class
+from rlzmq.algorithms.registry import ALGORITHMS, get_config_class
 from rlzmq.cli.main import EXIT_CONFIG
 from rlzmq.cli.options import table_from_texts
 from rlzmq.cli.parsing import command, import_first
 from rlzmq.cli.runs import show_checkpoints
 from rlzmq.core.errors import ConfigurationError, RlzmqError, printable
+from rlzmq.core.synonyms import did_you_mean, instead_of_algorithm
 from rlzmq.core.tracebacks import is_of_user, place_of
 from rlzmq.envs.multi_agent_env import MultiAgentEnv
 from rlzmq.envs.wrappers import split_wrappers
@@ -59,9 +60,10 @@ def inspect(options: InspectOptions) -> int:
     if place.is_dir():
         is_run = (place / "checkpoints").is_dir()
         return show_checkpoints(place) if is_run or not find_shards(place) else show_shards(place)
-    if "/" in options.what:
+    if options.what.lower() not in ALGORITHMS and not instead_of_algorithm(options.what):
         raise ConfigurationError(
-            f"{place}: there is no such directory. Name a run directory, a checkpoint, or a directory of shards."
+            f"{place} is neither a directory (a run, a checkpoint, shards) nor an algorithm."
+            f"{did_you_mean(options.what, ALGORITHMS)}"
         )
     if options.steps < 1:
         raise ConfigurationError(f"--steps {options.steps}: expected 1 or more")

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import platform
-import shutil
-import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -143,9 +141,6 @@ class _Screen(LiveView[Sequence[str]]):
         return Text("\n".join(shown), no_wrap=True, overflow="ellipsis")
 
 
-_PY_SPY_S = 20.0
-
-
 @dataclass
 class StacksOptions:
     """Options of ``rlzmq stacks``."""
@@ -157,8 +152,7 @@ class StacksOptions:
 @command(
     StacksOptions,
     usage="rlzmq stacks RUN",
-    description="Show the stacks of all threads of a run's driver, broker, runners and learners on this machine: "
-    "by py-spy where it is installed and permitted, else written by the processes themselves.",
+    description="Show the stacks of all threads of a run's driver, broker, runners and learners on this machine.",
 )
 def stacks(options: StacksOptions) -> int:
     from rlzmq.telemetry.runs import Run
@@ -169,32 +163,15 @@ def stacks(options: StacksOptions) -> int:
         raise ConfigurationError(f"{options.run}: its driver ran on {host}; run rlzmq stacks there.")
     if found.state != "running" or not isinstance(pid, int):
         raise ConfigurationError(f"{options.run}: its driver has ended: there are no stacks.")
-    py_spy = shutil.which("py-spy") or shutil.which("py-spy", path=str(Path(sys.executable).parent))
     for process in (pid, *descendants(pid)):
         channel = find_stack_channel(process)
         if channel is None:  # e.g. the fork server, a tracker, an environment's process, or a script
             continue
         role, file = channel
         print(printable(f"=== {role} (pid {process})"))
-        stacks = _by_py_spy(py_spy, process) if py_spy else ""
         try:
-            stacks = stacks or read_stacks(process, file)
+            stacks = read_stacks(process, file)
         except OSError:
             stacks = "it has ended\n"
         print(printable(stacks.rstrip() or "no answer: it is stopped, or swapped out", keep="\n"), end="\n\n")
     return 0
-
-
-def _by_py_spy(py_spy: str, pid: int) -> str:
-    """Return py-spy's stacks; "" if py-spy may not read the process."""
-    try:
-        done = subprocess.run(
-            [py_spy, "dump", "--pid", str(pid)],
-            capture_output=True,
-            text=True,
-            timeout=_PY_SPY_S,
-            check=False,
-        )
-    except (OSError, subprocess.TimeoutExpired):
-        return ""
-    return done.stdout if done.returncode == 0 else ""

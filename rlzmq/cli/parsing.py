@@ -19,7 +19,7 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Annotated, Any, TypeVar
 
 from rlzmq.core.errors import ConfigurationError
-from rlzmq.core.synonyms import instead_of_flag
+from rlzmq.core.synonyms import did_you_mean, instead_of_flag
 
 __all__ = ["OptionsExit", "command", "flag_of", "import_first", "parse", "tyro_config", "with_field_help"]
 
@@ -139,13 +139,19 @@ def _instead(
             lines.append(f"{prog}: there is no {word}. Instead: {here}")
         elif whose := elsewhere(word.lstrip("-").replace("-", "_")):
             lines.append(f"{prog}: there is no {word}: it is {whose}.")
+        elif near := did_you_mean(word.replace("_", "-"), flags, num_listed=0):
+            lines.append(f"{prog}: there is no {word}.{near}")
     return "\n".join(lines)
 
 
 def _in_short(prog: str, usage: str, complaint: str) -> str:
     """Return what tyro says in a box of many lines as one line, with the usage if something is missing."""
     lines = [line.strip("│ ") for line in complaint.splitlines() if line.startswith("│")]
-    parts = [" ".join(part).strip() for is_rule, part in itertools.groupby(lines, _is_rule) if not is_rule]
+    parts = [
+        " ".join(part).strip()
+        for is_rule, part in itertools.groupby(lines, lambda line: line.startswith("──"))
+        if not is_rule
+    ]
     if not parts:
         return complaint.rstrip()
     text, more = parts[0], f" ({prog} --help: the options)"
@@ -156,13 +162,7 @@ def _in_short(prog: str, usage: str, complaint: str) -> str:
     elif found := re.match(r"Error parsing (\S+): .*: ('.*')", text):
         kind = re.search(rf"{found[1]} ([A-Z|]+)", " ".join(parts[1:]))
         text, more = f"{found[1]}: expected {kind[1] if kind else 'another value'}, got {found[2]}.", ""
-    elif meant := re.findall(r"--[a-z-]+", " ".join(parts[1:-1])):
-        text, more = f"{text}. Did you mean {meant[0]}?", ""
     return f"{prog}: {text[0].lower()}{text[1:]}{more}"
-
-
-def _is_rule(line: str) -> bool:
-    return line.startswith("──")
 
 
 def _flags_of(kind: Any) -> Iterator[tuple[str, Sequence[str]]]:

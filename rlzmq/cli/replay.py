@@ -85,7 +85,8 @@ def _replay_run(options: ReplayOptions) -> int:
             num_repeated += 1
             num_equal += update.is_compared
             if num_repeated % _SAY_EVERY == 1:
-                _say_begin(recorded)
+                while recorded.began_at:
+                    print(f"begins with {printable(recorded.began_at.pop(0))}")
                 print(f"update      {update.version}", flush=True)
             if bound is not None and num_repeated == 1:
                 bound.check(update.results)
@@ -125,11 +126,6 @@ def _range_of(text: str | None) -> tuple[int | None, int | None]:
             f"--updates {text!r}: expected A..B with A <= B, or A.., or ..B, e.g. 100..120."
         )
     return first, last
-
-
-def _say_begin(recorded: Any) -> None:
-    while recorded.began_at:
-        print(f"begins with {printable(recorded.began_at.pop(0))}")
 
 
 def _leave(recorded: Any, options: ReplayOptions) -> None:
@@ -172,8 +168,10 @@ def _reason(path: Path) -> object:
 
 def _read(path: Path) -> object:
     """Return the fragment's EpisodeBatch."""
-    if not path.is_file() or path.stat().st_size > _MAX_BYTES:
-        raise ConfigurationError(f"{path}: no such file, or larger than {_MAX_BYTES} bytes")
+    if not path.is_file():
+        raise ConfigurationError(f"{path} does not exist: expected a recorded run, or NAME.fragment.")
+    if path.stat().st_size > _MAX_BYTES:
+        raise ConfigurationError(f"{path} is no fragment: it is larger than {_MAX_BYTES >> 30} GiB.")
     try:
         header, arrays, _ = decode_fragment(fragment_from_bytes(path.read_bytes()))
         print(

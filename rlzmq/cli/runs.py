@@ -295,7 +295,9 @@ def show_checkpoints(place: Path) -> int:
     """
     found = find_checkpoint(place)
     paths = checkpoints_at(place)
-    for path in paths or [place] * place.is_dir():
+    if not paths and not place.is_dir():
+        raise ConfigurationError(f"{place} does not exist: expected a run directory or a checkpoint.")
+    for path in paths or [place]:
         try:
             read_checkpoint(path)
             manifest = read_manifest(path)

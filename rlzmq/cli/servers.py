@@ -96,6 +96,8 @@ def dashboard(options: DashboardOptions) -> int:
             f"--host {options.host}: others could read the traffic there, which is not encrypted. Forward the port by "
             "ssh instead (ssh -L 8470:127.0.0.1:8470 HOST), or give --insecure."
         )
+    if not 0 <= (options.port or 0) < 1 << 16:
+        raise ConfigurationError(f"--port {options.port}: expected 0 to 65535")
     from rlzmq.telemetry.dashboard.server import Dashboard
     from rlzmq.telemetry.dashboard.watched import Watched
 

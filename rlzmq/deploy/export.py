@@ -36,7 +36,6 @@ from rlzmq.episodes.columns import Columns
 from rlzmq.modules.distributions import num_dist_inputs
 
 __all__ = [
-    "FORMATS",
     "TOLERANCE",
     "ExportCheck",
     "ExportError",
@@ -434,7 +433,6 @@ def choices_of(space: Any) -> tuple[np.ndarray, np.ndarray]:
     return np.zeros(size, np.int64), np.full(size, 2)
 
 
-FORMATS = ("onnx", "pt2")
 _METADATA = "rlzmq.json"
 # Number of rows in the traced example: neither 0 nor 1, which torch might treat as constants.
 _EXAMPLE_ROWS = 2
@@ -465,21 +463,23 @@ def export_policy(
             missing.
         ExportError: The file's actions differ from the policy's by more than rounding.
     """
-    if format not in FORMATS:
-        raise ConfigurationError(f"format: expected one of {', '.join(FORMATS)}, got {format!r}.")
+    formats = {"onnx": (_write_onnx, _load_onnx), "pt2": (_write_pt2, _load_pt2)}
+    if format not in formats:
+        raise ConfigurationError(f"format: expected one of {', '.join(formats)}, got {format!r}.")
+    write, load = formats[format]
     graph = PolicyGraph(policy)
-    program = _traced(graph)
     target = Path(path)
     temporary = target.with_name(f".{target.name}.{secrets.token_hex(4)}.{format}")
-    write, load = {"onnx": (_write_onnx, _load_onnx), "pt2": (_write_pt2, _load_pt2)}[format]
     try:
-        write(program, graph, json.dumps(describe(graph), allow_nan=False), temporary)
-        result = check_against(policy, graph, load(temporary), num_checked, seed)
-        os.replace(temporary, target)
+        temporary.touch()  # where nothing can be written is found out before the work
+        try:
+            write(_traced(graph), graph, json.dumps(describe(graph), allow_nan=False), temporary)
+            result = check_against(policy, graph, load(temporary), num_checked, seed)
+            os.replace(temporary, target)
+        finally:
+            temporary.unlink(missing_ok=True)
     except OSError as error:
         raise ConfigurationError(f"cannot write {target}: {error.strerror or error}") from error
-    finally:
-        temporary.unlink(missing_ok=True)
     return result
 
 

@@ -208,6 +208,7 @@ class AsyncEnvRunnerGroup:
 
     async def sample_batches(
         self,
+        /,
         *,
         num_timesteps: int | None = None,
         num_episodes: int | None = None,

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection
+from functools import partial
+from types import SimpleNamespace
 from typing import Any, ClassVar, Final
 
 from rlzmq.actors.system import ActorSystem
@@ -101,16 +103,13 @@ class EnvRunnerGroup(_OwnProcesses, Synchronous[AsyncEnvRunnerGroup]):
     num_remote_workers = num_remote_env_runners
     num_healthy_remote_workers = num_healthy_remote_env_runners
     sample: Final = blocking(AsyncEnvRunnerGroup.sample)
+    sample_batches: Final = blocking(AsyncEnvRunnerGroup.sample_batches)
     foreach_env_runner: Final = blocking(AsyncEnvRunnerGroup.foreach_env_runner)
     foreach_env_runner_async: Final = blocking(AsyncEnvRunnerGroup.foreach_env_runner_async)
     fetch_ready_async_reqs: Final = blocking(AsyncEnvRunnerGroup.fetch_ready_async_reqs)
     foreach_env: Final = blocking(AsyncEnvRunnerGroup.foreach_env)
     get_metrics: Final = blocking(AsyncEnvRunnerGroup.get_metrics)
     sync_env_runner_states: Final = blocking(AsyncEnvRunnerGroup.sync_env_runner_states)
-
-    def sample_batches(self, **options: object) -> list[Any]:
-        """Sample; see AsyncEnvRunnerGroup.sample_batches."""
-        return self._run(self._async.sample_batches(**options))  # type: ignore[no-any-return]
 
     def sync_weights(
         self,
@@ -121,24 +120,16 @@ class EnvRunnerGroup(_OwnProcesses, Synchronous[AsyncEnvRunnerGroup]):
         """Send weights to all runners (see AsyncEnvRunnerGroup.sync_weights)."""
         source = from_worker_or_learner_group
         if isinstance(source, LearnerGroup):
-            is_of_run = source._async is self._async.learner_group
-            source = source._async if is_of_run else _WithState(source.get_state())
+            if source._async is self._async.learner_group:
+                source = source._async
+            else:  # its state, fetched here
+                source = SimpleNamespace(get_state=partial(dict, source.get_state()))
         self._run(self._async.sync_weights(policies, source, **options))
 
     def stop(self) -> None:
         """Stop the runners."""
         self._run(self._async.stop())
         self._end()
-
-
-class _WithState:
-    """A state that has been fetched, with the interface of its source."""
-
-    def __init__(self, state: Mapping[str, Any]) -> None:
-        self._state = state
-
-    def get_state(self) -> Mapping[str, Any]:
-        return self._state
 
 
 def synchronous_parallel_sample(

@@ -102,8 +102,8 @@ class Jobs(BaseModel):
             return cls.model_validate_json((run_dir / _ROLES).read_text(encoding="utf-8"))
         except (OSError, ValueError) as error:
             raise ConfigurationError(
-                f"{run_dir} is not a run that `rlzmq train --on ENGINE` started: {error}"
-            ) from error
+                f"{run_dir} was not started with --on ENGINE ({error}): Ctrl-C ends it, --resume continues it."
+            ) from None
 
     @property
     def roles(self) -> dict[str, Role]:

@@ -56,8 +56,7 @@ class EventLog(logging.Handler):
 
     A line has ``time`` (seconds since 1970), ``level``, ``source`` (the logger), ``text``, and ``trace`` if there is a
     traceback: from the record's ``exc_info``, or from the error given as ``extra={"error": error}``. The file is
-        created
-    with the first event. Events that cannot be written are dropped.
+    created with the first event. Events that cannot be written are dropped.
     """
 
     def __init__(self, path: Path) -> None:
@@ -107,12 +106,8 @@ class EventLog(logging.Handler):
                 pass
 
     def _has_others(self) -> bool:
-        logger: logging.Logger | None = self._logger
-        while logger is not None:
-            if any(handler is not self for handler in logger.handlers):
-                return True
-            logger = logger.parent if logger.propagate else None
-        return False
+        root = logging.getLogger().handlers if self._logger.propagate else []
+        return any(handler is not self for handler in (*self._logger.handlers, *root))
 
 
 def _shown(text: str) -> str:

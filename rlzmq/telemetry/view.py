@@ -170,6 +170,7 @@ def _facts(result: Mapping[str, Any]) -> dict[str, str]:
     mean = runners.get("episode_return_mean", math.nan)
     accounting = result["accounting"]
     sampled, trained = (result.get(f"num_env_steps_{what}_lifetime", 0) for what in ("sampled", "trained"))
+    stage = result.get("bottleneck", {}).get("stage", "unknown")
     facts = {"iter": str(result["training_iteration"])}
     if trained and not sampled:  # from recorded data
         facts["steps"] = str(trained)
@@ -183,7 +184,7 @@ def _facts(result: Mapping[str, Any]) -> dict[str, str]:
     facts |= {
         **_dropped(accounting["dropped"]),
         "time": f"{result['time_total_s']:.1f}s",
-        **_bottleneck(result),
+        **({} if stage == "unknown" else {"bottleneck": stage}),
         **({"health": ", ".join(found)} if (found := result.get("health")) else {}),
     }
     for module_id, values in result.get("learners", {}).items():
@@ -197,11 +198,6 @@ def _facts(result: Mapping[str, Any]) -> dict[str, str]:
     if evaluated is not None:
         facts["evaluation"] = _return_text(evaluated.get("episode_return_mean", math.nan))
     return facts
-
-
-def _bottleneck(result: Mapping[str, Any]) -> dict[str, str]:
-    found = result.get("bottleneck", {}).get("stage", "unknown")
-    return {} if found == "unknown" else {"bottleneck": found}
 
 
 def _dropped(reasons: Mapping[str, int]) -> dict[str, str]:

@@ -47,16 +47,6 @@ def settings_of(algorithm: Any) -> dict[str, bool | int | float | str]:
     }
 
 
-def finite_numbers(result: Mapping[str, Any]) -> dict[str, float]:
-    """Return the finite numbers of a result by path."""
-    return {name: value for name, value in numbers_in(result) if math.isfinite(value)}
-
-
-def env_step_of(result: Mapping[str, Any]) -> int:
-    """Return the env step of a result: steps sampled, or steps trained if the run samples none."""
-    return int(result["num_env_steps_sampled_lifetime"] or result["num_env_steps_trained_lifetime"])
-
-
 class Writer(Callback):
     """Base class of the writers. A writer that fails after `open` is closed with a warning, and the run continues."""
 
@@ -82,7 +72,9 @@ class Writer(Callback):
     def on_train_result(self, *, algorithm: object, result: dict[str, Any], **kwargs: object) -> None:
         """Write the result."""
         if self._is_open:
-            self._attempt(lambda: self.write(algorithm, result, finite_numbers(result), env_step_of(result)))
+            finite = {name: value for name, value in numbers_in(result) if math.isfinite(value)}
+            step = result["num_env_steps_sampled_lifetime"] or result["num_env_steps_trained_lifetime"]
+            self._attempt(lambda: self.write(algorithm, result, finite, int(step)))
 
     def on_algorithm_end(self, **kwargs: object) -> None:
         """Close the writer."""

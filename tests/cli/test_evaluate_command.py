@@ -243,7 +243,7 @@ def test_inspect_shows_recorded_episodes_and_files_that_cannot_be_used(
     assert main(["inspect", str(tmp_path)]) == 78
     assert "none is usable" in capsys.readouterr().err
     assert main(["inspect", str(tmp_path / "nothing")]) == 78
-    assert "/nothing: there is no such directory. Name a run" in capsys.readouterr().err
+    assert "/nothing is neither a directory (a run, a" in capsys.readouterr().err
 
 
 def test_a_clone_of_recorded_episodes_needs_them_only_to_train(

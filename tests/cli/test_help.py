@@ -149,7 +149,12 @@ def test_a_run_says_what_it_starts_before_torch_is_imported(tmp_path: Path) -> N
         (["train", "ppo", "--env", "CartPol-v1", "--env-runners", "0"], 78, "CartPole"),
         (["tune", "ppo", "--env", "CartPole-v1", "--lr", "1..2:logg"], 78, "A range is LOW..HIGH"),
         (["tune", "ppo", "--env", "CartPole-v1", "--lr", "1e-4:1e-2"], 78, "A range is LOW..HIGH"),
+        (["train", "ppo", "--env-runner", "2"], 2, "there is no --env-runner. Did you mean '--env-runners'?"),
         (["evaluate", "/nowhere"], 78, "does not exist"),
+        (["ckpt", "ls", "/nowhere"], 78, "/nowhere does not exist"),
+        (["replay", "/nowhere"], 78, "/nowhere does not exist: expected a recorded run"),
+        (["inspect", "nowhere"], 78, "nowhere is neither a directory"),
+        (["dashboard", ".", "--port", "99999"], 78, "--port 99999: expected 0 to 65535"),
     ],
 )
 def test_mistakes_end_with_their_code_and_text(

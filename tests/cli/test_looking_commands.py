@@ -9,7 +9,6 @@ import pty
 import re
 import select
 import shlex
-import shutil
 import signal
 import socket
 import struct
@@ -235,10 +234,6 @@ def test_an_output_that_is_closed_from_the_start_is_no_error() -> None:
 # -- stacks --------------------------------------------------------------------------------------------
 
 
-# As root it may read every process; others only where the kernel permits it.
-PY_SPY = os.geteuid() == 0 and shutil.which("py-spy", path=str(Path(sys.executable).parent))
-
-
 class Hangs(ShortEnv):
     def reward(self, action: Any) -> float:
         print("in step", flush=True)
@@ -256,17 +251,13 @@ def test_the_place_where_a_runner_hangs_is_shown_and_the_run_goes_on(
     arguments = ["train", "ppo", "--env", env, "--env-runners", "1", "--run-dir", "run"]
     with Command(tmp_path, *arguments) as train:
         train.wait_for("in step")
-        for by_py_spy in (False, False, *([True] if PY_SPY else [])):
-            with pytest.MonkeyPatch.context() as patch:
-                if not by_py_spy:
-                    patch.setattr("shutil.which", lambda *args, **kwargs: None)
-                assert main(["stacks", str(tmp_path / "run")]) == 0
+        for _ in range(2):
+            assert main(["stacks", str(tmp_path / "run")]) == 0
             parts = capsys.readouterr().out.split("=== ")[1:]
             by_role = {part.split(" (pid ")[0]: part for part in parts}
             assert parts[0].startswith(f"driver (pid {train.process.pid})")
             assert "cli/train.py" in by_role["driver"]
             assert by_role["runner-0"].count("wait_for_what_never_comes") == 1, "only those of this call"
-            assert ("Python v3." in by_role["runner-0"]) is by_py_spy
             assert any("broker" in role for role in by_role)
         assert train.process.poll() is None
     assert main(["stacks", str(tmp_path / "run")]) == 78

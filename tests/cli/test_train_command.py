@@ -98,6 +98,10 @@ def test_bad_run_directories_configs_and_checkpoints_are_named_before_anything_i
     said = capsys.readouterr().err
     assert "torn is neither a complete checkpoint nor" in said
     assert f"{here / 'torn'}: " in said, "with the reason"
+    assert main(["train", "ppo", "--resume", "auto", "--run-dir", "torn"]) == 78
+    assert f"{here / 'torn'}: " in capsys.readouterr().err, (
+        "without --env, there are no settings for a new run"
+    )
     assert main([*TRAIN, "--run-dir", "gone/deep", "--quiet"]) == 70
     assert not (here / "gone").exists()
 

@@ -9,6 +9,8 @@ import pty
 import re
 import shlex
 import signal
+import subprocess
+import sys
 import termios
 from collections.abc import Callable
 from pathlib import Path
@@ -136,6 +138,18 @@ def test_a_signal_in_the_first_moments(terminal: Terminal) -> None:
         until(lambda has_come=has_come, run=run: has_come(run), "the moment")
         run.signal(signal.SIGTERM)
         assert run.end().code == 75
+
+
+def test_ctrl_c_during_the_first_import_prints_no_traceback() -> None:
+    """The interpreter reports each module that it has imported; the first of rlzmq's is the moment."""
+    argv = [sys.executable, "-X", "importtime", "-m", "rlzmq", "doctor"]
+    with subprocess.Popen(argv, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) as command:
+        assert command.stderr is not None
+        next(line for line in command.stderr if "rlzmq.core" in line)
+        command.send_signal(signal.SIGINT)
+        rest = command.stderr.read()
+    assert command.returncode in (130, -signal.SIGINT)  # either is 130 in a shell
+    assert "Traceback" not in rest
 
 
 def handles_signals(run: Command) -> bool:

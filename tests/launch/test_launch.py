@@ -66,7 +66,7 @@ def test_wrong_jobs_are_refused(
     [
         ("scale runs/none --env-runners 2", 78, "was not started with --on"),
         ("scale runs/none", 78, "expected --env-runners or --learners"),
-        ("launch logs runs/none", 78, "is not a run"),
+        ("launch logs runs/none", 78, "was not started with --on"),
         ("launch cluster.toml runs/none", 2, "nvalid choice"),
     ],
 )

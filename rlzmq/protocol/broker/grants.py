@@ -15,6 +15,7 @@ import itertools
 from bisect import bisect_left, bisect_right, insort
 from collections import Counter
 from collections.abc import Iterable
+from operator import itemgetter
 from typing import NamedTuple, TypeVar
 
 from rlzmq.core.patience import FACTOR, TICK_S
@@ -206,7 +207,9 @@ class Grants:
             turns = [
                 turn
                 for has_pace, seconds in self._seconds.items()
-                for _, turn in seconds[: bisect_right(seconds, limits[has_pace] * (1 + 1e-9), key=_need)]
+                for _, turn in seconds[
+                    : bisect_right(seconds, limits[has_pace] * (1 + 1e-9), key=itemgetter(0))
+                ]
             ]
             if not sum(grant(state.runners[turn.peer]) for turn in sorted(turns)):
                 return
@@ -423,7 +426,3 @@ def _remove(items: list[_Item], item: _Item) -> None:
 def _host_of(peer: Peer) -> str:
     """Return the host in an external runner's name; "" for a local one."""
     return peer.hello.name.partition("@")[2]
-
-
-def _need(second: tuple[float, Turn]) -> float:
-    return second[0]

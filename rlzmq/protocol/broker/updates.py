@@ -187,7 +187,8 @@ class Updates:
             for entry in [e for e in state.ledger.entries.values() if e.generation < hello.generation]:
                 state.drop(entry, "rolled_back")
         self._driver_has(next_report)
-        self._send_reports(now)
+        for report in state.reports.values():
+            self._send_report(report, now)
         state.ledger.disown_below(
             [fragment for fragment, _, _ in watermarks]
         )  # reported by an earlier broker
@@ -425,7 +426,9 @@ class Updates:
             planned_at=now,
         )
         state.plans[update_id] = plan
-        self._deliver(plan, now)
+        for rank in range(plan.num_ranks):
+            plan.sent_at[rank] = now
+            self._send_shard(plan, rank)
         return True
 
     def _drop_surplus(self, update: OpenUpdate, version: int) -> None:
@@ -441,12 +444,6 @@ class Updates:
                     self._state.drop(entry, reason)
 
     # ------------------------------------------------------------------ delivery
-
-    def _deliver(self, plan: Plan, now: float) -> None:
-        """Send the shards of a newly planned update."""
-        for rank in range(plan.num_ranks):
-            plan.sent_at[rank] = now
-            self._send_shard(plan, rank)
 
     def _train_ready(self, now: float) -> None:
         """Send TRAIN in the order of updates: while an update may be replanned, so may the next one."""
@@ -522,11 +519,6 @@ class Updates:
         committed, state.committed = state.committed, []
         kept = state.reports[plan.update_id] = KeptReport(report, payload, now, committed)
         self._send_report(kept, now)
-
-    def _send_reports(self, now: float) -> None:
-        """Send all unconfirmed reports to a driver that registered."""
-        for report in self._state.reports.values():
-            self._send_report(report, now)
 
     def send_reports_again(self, now: float) -> None:
         """Repeat the reports that were not confirmed in time."""

@@ -626,7 +626,9 @@ def find_broker(where: str) -> tuple[str, JoinFile | None]:
         run = Run.open(where)
         address = broker_of_run(run) if run.state == "running" else None
         if address is None:
-            why = "it has ended" if run.state == "ended" else "its driver runs elsewhere, or has no broker"
+            why = "it has ended"
+            if run.state != "ended":
+                why = f"its driver is on {run.facts.get('host')}: name its join.observer.toml; or it has no broker"
             raise ConfigurationError(f"{where}: no broker of this run is here ({why})")
         return address, None
     directories = [Path(where)] if where else _own_socket_directories()
