@@ -76,7 +76,7 @@ def options_type(config_class: type[BaseConfig], name: str, base: type) -> type:
         members_type = dataclasses.make_dataclass(group, members)
         about = (getattr(config_class, group).__doc__ or "").partition("\n")[0]
         members_type.__doc__ = about.partition(", in addition to")[0].rstrip(".") + "."
-        title = tyro.conf.arg(name=group.replace("_", " "))
+        title = tyro.conf.arg(name=group.replace("_", " "), help=members_type.__doc__)
         fields.append(
             (
                 f"group_{group}",
