@@ -14,9 +14,7 @@ def main() -> int:
     """Build the site; return 0 if there was no warning."""
     python = ensure_venv(dev=True)
     source, site = ROOT / "docs", ROOT / "build" / "docs"
-    code = run(
-        python, "-m", "sphinx", "-q", "-j", "2", "-W", "--keep-going", "-d", _DOCTREES, source, site
-    )  # fmt: skip
+    code = run(python, "-m", "sphinx", "-q", "-W", "--keep-going", "-d", _DOCTREES, source, site)
     if code:
         shutil.rmtree(_DOCTREES, ignore_errors=True)  # otherwise the next build would not repeat the warnings
     else:
