@@ -12,6 +12,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 CONSTRAINTS = ROOT / "scripts" / "constraints.txt"
+# Python compiles what is imported, and keeps it: pip would compile five times as much.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 _EXTRAS = "marl,minari,offline,video,plot,tb,tune,onnx,serve,dash"
 
 
@@ -45,9 +47,6 @@ def ensure_venv(*, dev: bool) -> Path:
     else:
         pip.append(str(ROOT))
     subprocess.run(pip, check=True)
-    # pip would compile in one process, and the packages' own tests, too. Some packages have files of other Pythons.
-    compileall = [str(python), "-W", "ignore", "-m", "compileall", "-qq", "-j", "0"]
-    subprocess.run([*compileall, "-x", r"site-packages.*[/\\]tests?[/\\]", str(folder)], check=False)
     stamp.write_text(wanted)
     return python
 

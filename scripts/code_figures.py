@@ -138,7 +138,12 @@ def code_lines(path: Path) -> int:
     """Return the number of lines of a file that are not a docstring's."""
     text = path.read_text(encoding="utf-8")
     num = text.count("\n")
-    for node in ast.walk(ast.parse(text)):
+    ahead: list[ast.AST] = [ast.parse(text)]
+    while ahead:
+        node = ahead.pop()
+        ahead += [
+            child for child in ast.iter_child_nodes(node) if isinstance(child, ast.stmt | ast.excepthandler)
+        ]
         if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
             first = node.body[0] if node.body else None
             if (

@@ -24,22 +24,23 @@ def main() -> int:
         run(python, "-m", "ruff", "check", "."),
         run(python, "-m", "ruff", "format", "--check", "."),
     ]
-    # Hundreds of processes import these. If PYTHONDONTWRITEBYTECODE is set, none of them would keep the compiled code.
-    run(python, "-m", "compileall", "-q", "-j", "0", "rlzmq", "tests")
-    # Types are checked and the documentation is built while the tests run, which mostly wait for processes.
-    beside = [[str(python), "-m", "mypy"]]
+    # Types are checked and the documentation is built beside the tests, which mostly wait for processes.
+    checkers = [_start(python, "-m", "mypy")]
     if not sys.argv[1:]:
-        beside.append([str(python), "scripts/docs.py"])
-    checkers = [
-        subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
-        for command in beside
-    ]
+        # One process compiles what all import, and rewrites the tests' asserts, in the workers' stead.
+        _start(python, *_PYTEST, "--collect-only").communicate()
+        checkers.append(_start(python, "scripts/docs.py"))
     checks += _tests(python, sys.argv[1:])
     for checker in checkers:
         said, _ = checker.communicate()
-        print("$ " + " ".join(checker.args), said.decode(), sep="\n", end="", flush=True)
+        print("$ " + " ".join(map(str, checker.args)), said.decode(), sep="\n", end="", flush=True)
         checks.append(checker.returncode)
     return next((code for code in checks if code), 0)
+
+
+def _start(*command: str | Path) -> subprocess.Popen[bytes]:
+    """Start a command whose output is kept for later."""
+    return subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
 
 
 def _tests(python: Path, arguments: list[str]) -> Iterator[int]:
