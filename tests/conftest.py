@@ -47,10 +47,10 @@ if signal.getsignal(signal.SIGHUP) == signal.SIG_IGN:
 os.environ["XDG_STATE_HOME"] = tempfile.mkdtemp(prefix="rlzmq-tests-state-")
 atexit.register(shutil.rmtree, os.environ["XDG_STATE_HOME"], ignore_errors=True)
 
-# `--hypothesis-profile=default` draws other examples each time. A loaded machine is slow, not wrong.
-settings.register_profile(
-    "repeatable", derandomize=True, deadline=None, suppress_health_check=[HealthCheck.too_slow]
-)
+# `--hypothesis-profile=other` draws other examples each time, and many more. A loaded machine is slow, not wrong.
+_patient = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile("repeatable", _patient, derandomize=True, max_examples=30)
+settings.register_profile("other", _patient, max_examples=300)
 settings.load_profile("repeatable")
 
 

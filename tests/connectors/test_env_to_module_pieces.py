@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 from connector_fakes import ACTION_SPACE, OBS_SPACE, call, make_episode
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
@@ -285,7 +285,6 @@ def test_a_merged_state_keeps_what_came_after_the_last_delta() -> None:
     assert runner.get_delta() == {}
 
 
-@settings(max_examples=60, deadline=None)
 @given(
     arrays(np.float32, st.tuples(st.integers(1, 30), st.just(2)), elements=st.floats(-1e3, 1e3, width=32)),
     st.lists(st.integers(0, 2), min_size=30, max_size=30),

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 from connector_fakes import OBS_SPACE, ValueModule, call, make_episode
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from rlzmq.connectors.common import AddObservationsFromEpisodesToBatch, BatchIndividualItems, NumpyToTensor
@@ -133,7 +133,6 @@ def test_every_chunk_gets_one_masked_step(numpy: bool, terminated: bool) -> None
 # -- GeneralAdvantageEstimation ----------------------------------------------------------------------
 
 
-@settings(max_examples=40, deadline=None)
 @given(
     st.lists(st.tuples(st.integers(1, 30), st.booleans(), st.floats(-5, 5)), min_size=1, max_size=5),
     st.floats(0, 1),
@@ -190,7 +189,6 @@ def vtrace_by_loop(
     return advantages, targets
 
 
-@settings(max_examples=60, deadline=None)
 @given(
     lengths=st.lists(st.integers(1, 9), min_size=1, max_size=5),
     bars=st.sampled_from([(1.0, 1.0, 1.0), (1.0, 0.8, 1.2), (None, 0.5, None)]),

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 from connector_fakes import StatefulModule, ValueModule, call, make_episode
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from rlzmq.connectors.common import (
@@ -114,7 +114,6 @@ def test_advantages_of_sequences_equal_those_without_time_axis() -> None:
         assert not stateful[name][~mask].any()
 
 
-@settings(max_examples=60, deadline=None)
 @given(
     st.lists(st.integers(1, 9), min_size=1, max_size=4),
     st.lists(st.integers(1, 8), max_size=5),

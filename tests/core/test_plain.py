@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 from gymnasium import spaces
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from rlzmq.core.plain import NotPlainError, checked_dtype, from_plain, to_plain
@@ -61,7 +61,6 @@ def through_msgpack(value: Any) -> Any:
 
 
 @given(_VALUES)
-@settings(max_examples=300, deadline=None)
 def test_values_come_back_with_their_types(value: Any) -> None:
     for again in (through_msgpack(value), unpack_blob(pack_blob(value))):
         assert again == value

@@ -18,8 +18,14 @@ from rlzmq.cli.main import main
 from rlzmq.core.errors import ClosedError, ExitRaisedError
 from rlzmq.core.tracebacks import FULL
 from tests.support.runs import ShortEnv, small
+from tests.support.warm_process import run_warm
 
 DEFINITIONS = """
+import warnings
+
+warnings.simplefilter("error")
+warnings.simplefilter("ignore", ResourceWarning)
+
 import gymnasium as gym
 import torch
 
@@ -132,17 +138,13 @@ def test_a_script_needs_no_guard_no_module_of_its_own_and_no_stop(
         source = source.replace("num_learners=1", "num_learners=0")  # fewer processes; one case has them all
     script = tmp_path / "script.py"
     script.write_text(source)
-    arguments = {"file": [str(script)], "-c": ["-c", source], "stdin": ["-"]}[how]
-    done = subprocess.run(
-        [sys.executable, "-W", "error", "-W", "ignore::ResourceWarning", *arguments],
-        input=source if how == "stdin" else "",
-        cwd=tmp_path,
-        env={**os.environ, "OMP_NUM_THREADS": "1", "TMPDIR": str(tmp_path)},
-        capture_output=True,
-        text=True,
-        timeout=100,
-        check=False,
-    )
+    place = {"cwd": tmp_path, "env": {**os.environ, "OMP_NUM_THREADS": "1", "TMPDIR": str(tmp_path)}}
+    if how == "stdin":
+        command = [sys.executable, "-W", "error", "-W", "ignore::ResourceWarning", "-"]
+        done = subprocess.run(command, input=source, capture_output=True, text=True, timeout=100, **place)
+    else:
+        arguments = [str(script)] if how == "file" else ["-c", source]
+        done = run_warm(*arguments, stdin=subprocess.DEVNULL, timeout=100, **place)
     # Nothing of ours comes with or after the user's own words: no process is mourned that the end took along.
     said = re.sub(r"Traceback \(most recent call last\):\n(  .*\n)+(?=ValueError)", "", done.stderr)
     assert (done.returncode, said) == (code, last_words), done.stderr

@@ -9,7 +9,7 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from rlzmq import Columns, PPOConfig, SingleAgentEnvRunner
@@ -119,7 +119,6 @@ def test_a_chunk_cut_in_two_is_what_slicing_its_episode_gives() -> None:
 
 
 @given(st.lists(st.integers(0, 4), max_size=8), st.data())
-@settings(max_examples=300, deadline=None)
 def test_slices_of_steps_agree_with_a_list_of_steps(lengths: list[int], data: st.DataObject) -> None:
     starts = np.cumsum([0, *(n + 1 for n in lengths)])
     num_slots = int(starts[-1])

@@ -390,7 +390,9 @@ class Program:
             assert len(buffer) == len(list(buffer)) == len(model.get(name, None))
 
 
-@pytest.mark.parametrize("block", range(6))
+@pytest.mark.parametrize(
+    "block", [0, 1, *(pytest.param(more, marks=pytest.mark.slow) for more in range(2, 6))]
+)
 def test_random_programs_agree_with_the_reference_model(block: int) -> None:
     """300 programs per block, 1,800 in all; a failure's seed is the number in its note."""
     for seed in range(300 * block, 300 * (block + 1)):

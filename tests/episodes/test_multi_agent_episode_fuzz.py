@@ -17,8 +17,6 @@ from tests.episodes.multi_agent_model import AGENTS, Model, Step, assert_same, a
 from tests.episodes.reference_model import Token
 from tests.episodes.test_episode_wire import received
 
-NUM_SEQUENCES = 2000
-
 
 def mapping(agent_id: object, episode: MultiAgentEpisode) -> str:
     return f"m{agent_id}"
@@ -193,10 +191,9 @@ def run_sequence(seed: int, num_operations: int) -> None:
     sequence.join_cuts()
 
 
-@pytest.mark.parametrize("part", range(4))
+@pytest.mark.parametrize("part", [0, 1, *(pytest.param(more, marks=pytest.mark.slow) for more in (2, 3))])
 def test_random_operation_sequences_agree_with_the_brute_force_model(part: int) -> None:
-    share = NUM_SEQUENCES // 4
-    for seed in range(part * share, (part + 1) * share):
+    for seed in range(500 * part, 500 * (part + 1)):
         try:
             run_sequence(seed, 9)
         except BaseException as error:

@@ -9,7 +9,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from rlzmq import PPOConfig, SingleAgentEpisode
@@ -115,7 +115,6 @@ def shared_learner(stateful: bool) -> PPOLearner:
     return ppo_learner(ppo_config(LSTM if stateful else None, lambda_=0.9))
 
 
-@settings(max_examples=30, deadline=None)
 @given(
     lengths=st.lists(st.integers(0, 14), min_size=1, max_size=5),
     lookback=st.integers(0, 2),
@@ -358,7 +357,6 @@ def test_columns_of_different_length_are_refused_by_name() -> None:
         iterate({"p": {"obs": torch.zeros(4), "rewards": torch.zeros(3)}})
 
 
-@settings(max_examples=60, deadline=None)
 @given(
     num_rows=st.integers(1, 70),
     minibatch_size=st.one_of(st.none(), st.integers(1, 90)),

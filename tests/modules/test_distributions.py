@@ -9,7 +9,7 @@ import numpy as np
 import optree
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import distributions as td
 
@@ -213,7 +213,6 @@ def test_categorical_draws_follow_the_probabilities(rows: int, choices: int) -> 
     assert chi_squared < choices - 1 + 5 * math.sqrt(2 * choices)  # five sigmas
 
 
-@settings(max_examples=30, deadline=None)
 @given(
     rows=st.integers(1, 60),
     mask=st.lists(st.booleans(), min_size=2, max_size=9).filter(any),

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 from gymnasium import spaces
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from sampling_cases import CALLS, assert_same, make_config, random_env_config
 
@@ -236,7 +236,6 @@ TREES = st.one_of(
     program=st.lists(CALLS, min_size=1, max_size=5),
     kind=st.sampled_from(["hybrid", "default tail", "all pieces"]),
 )
-@settings(max_examples=60, deadline=None)
 def test_over_random_spaces_pieces_and_programs(
     observation_space: Any,
     action_space: Any,

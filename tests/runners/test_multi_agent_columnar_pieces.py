@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 from gymnasium import spaces
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from sampling_cases import CALLS, assert_alike
 
@@ -177,7 +177,6 @@ PROGRAM: list[dict[str, Any]] = [
 ]
 
 
-@settings(max_examples=40, deadline=None)
 @given(
     pieces=st.sampled_from(sorted(PIECES)),
     space=st.sampled_from(sorted(OBSERVATION_SPACES)),

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 import re
-import textwrap
 from pathlib import Path
 
 from tests.support.runs import Command
@@ -96,8 +95,8 @@ def test_names_in_files_are_followed_in_one_place() -> None:
     assert found == IMPORTERS | {"envs/vector.py"}  # a registered entry point, which gym.make would import
 
 
-# Loaded before anything else in every Python process of the run (sitecustomize). Whatever unpickles an object, in any
-# package, asks for its class.
+# Run before anything else in the run's programs, whose forks keep it, and as sitecustomize in what else they start.
+# Whatever unpickles an object, in any package, asks for its class.
 TRAP = """
 import os, sys
 
@@ -140,15 +139,17 @@ def test_a_distributed_run_over_tcp_never_unpickles(tmp_path: Path) -> None:
     """Driver, broker, a local runner, a runner and two learners from outside, a checkpoint and back."""
     (tmp_path / "trap").mkdir()
     (tmp_path / "trap" / "sitecustomize.py").write_text(TRAP)
-    (tmp_path / "driver.py").write_text(textwrap.dedent(DRIVER))
     log = tmp_path / "trap.log"
     environment = {"PYTHONPATH": f"{tmp_path / 'trap'}:{PACKAGE.parent}", "RLZMQ_TRAP": str(log)}
-    with Command(tmp_path, program=["driver.py"], **environment) as driver:
+    peer = ("-c", f"{TRAP}\nfrom rlzmq.cli.main import main\nsys.exit(main(sys.argv[1:]))")
+    with Command(tmp_path, program=("-c", TRAP + DRIVER), **environment) as driver:
         driver.wait_for("waiting for learners")
         with (
-            Command(tmp_path, "learner", "--join", "join.learner.toml", **environment) as first,
-            Command(tmp_path, "learner", "--join", "join.learner.toml", **environment) as second,
-            Command(tmp_path, "runner", "--join", "join.toml", **environment) as runner,
+            Command(tmp_path, "learner", "--join", "join.learner.toml", program=peer, **environment) as first,
+            Command(
+                tmp_path, "learner", "--join", "join.learner.toml", program=peer, **environment
+            ) as second,
+            Command(tmp_path, "runner", "--join", "join.toml", program=peer, **environment) as runner,
         ):
             runner.wait_for(" joined ")
             (tmp_path / "go").touch()

@@ -105,8 +105,7 @@ class Command:
     def __init__(
         self, cwd: Path, *arguments: str, program: Sequence[str] = ("-m", "rlzmq"), **environment: str
     ) -> None:
-        is_plain = tuple(program) == ("-m", "rlzmq") and "PYTHONPATH" not in environment
-        self.process: subprocess.Popen[bytes] = (WarmPopen if is_plain else subprocess.Popen)(
+        self.process: subprocess.Popen[bytes] = WarmPopen(
             [sys.executable, *program, *arguments],
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,

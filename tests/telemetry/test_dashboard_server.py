@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import promql_parser
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from rlzmq import ConfigurationError
@@ -384,7 +384,6 @@ def columns(x: list[float], mean: list[float], spread: float = 1.0) -> dict[str,
     return {"x": np.array(x), "mean": values, "low": values - spread, "high": values + spread}
 
 
-@settings(max_examples=40)
 @given(
     st.integers(1, 1000),
     st.integers(10, 60),

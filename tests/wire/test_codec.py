@@ -149,9 +149,9 @@ def test_nesting_is_bounded():
 
 
 def test_mutated_messages_are_refused_or_decoded_but_never_crash():
-    report: FuzzReport = fuzz(num_mutations=20_000, rng=random.Random(0))
-    assert report.num_mutations == 20_000
+    report: FuzzReport = fuzz(num_mutations=8_000, rng=random.Random(0))
+    assert report.num_mutations == 8_000
     assert report.crashes == []
-    assert report.num_refused > 10_000
-    assert report.num_decoded > 100
+    assert report.num_refused > 4_000
+    assert report.num_decoded > 40
     assert report.worst_ms < 200  # a loaded machine; scripts/fuzz_codec.py prints the real figure
