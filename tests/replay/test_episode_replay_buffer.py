@@ -403,7 +403,7 @@ def test_stored_episodes_and_columns_of_a_sample_can_be_looked_at(buffer_class: 
 # -- the tree of priorities ----------------------------------------------------------------------------
 
 
-SIZE = 3000
+SIZE = 70_000  # two levels above the indices
 
 
 @pytest.mark.parametrize("num", [1, 7, 2000])
@@ -425,7 +425,7 @@ def test_any_number_of_changes_gives_the_tree_of_the_final_priorities(num: int) 
     assert np.all(priorities[drawn] > 0.0)
 
 
-@pytest.mark.parametrize("size", [1, 5, 1024, 5000])
+@pytest.mark.parametrize("size", [1, 5, 5000, 70_000])
 def test_only_indices_with_priorities_are_drawn_and_as_often_as_they_should(size: int) -> None:
     rng = np.random.default_rng(size)
     priorities = 10.0 ** rng.uniform(-9, 3, size) * (rng.random(size) < 0.3)
