@@ -371,8 +371,9 @@ def read_parquet(path: Path) -> EpisodeBatch:
     Args:
         path: Its rows are RLlib's states of SingleAgentEpisodes (msgpack, in the column ``item``), or steps with the
             columns ``obs``, ``actions``, ``rewards``, and as far as they are there ``eps_id``, ``t``, ``terminateds``,
-            ``truncateds``, ``new_obs`` and others of numbers. Without ``new_obs``, the observation of an episode's last
-            step that is not terminated is the final one.
+            ``truncateds``, ``new_obs`` and others of numbers. Where rows are missing between two steps, by their ``t``
+            or ``new_obs``, the episode continues as another chunk. Without ``new_obs``, the last step of a chunk is
+            left out, and its observation is the final one, unless it is terminated. Nulls are NaN.
 
     Raises:
         ProtocolError: It holds neither.
@@ -384,17 +385,17 @@ def read_parquet(path: Path) -> EpisodeBatch:
         names = table.column_names
         if _EPISODE in names:
             rows = table.column(_EPISODE).to_pylist()
-            episodes = [
-                _episode_of(msgpack.unpackb(row, object_hook=_array, strict_map_key=False)) for row in rows
-            ]
+            batch = EpisodeBatch.from_episodes(
+                [_episode_of(msgpack.unpackb(row, object_hook=_array, strict_map_key=False)) for row in rows]
+            )
         elif set(_NEEDED) <= set(names):
             wanted = [name for name in names if name not in ("infos", "agent_id", "module_id")]
-            episodes = _episodes_of({name: _column(table.column(name).to_pylist()) for name in wanted})
+            batch = _chunks_of({name: _column(name, table.column(name).to_pylist()) for name in wanted})
         else:
             raise ProtocolError(
                 f"expected the column {_EPISODE!r}, or {', '.join(_NEEDED)}; got {', '.join(names)}"
             )
-        return EpisodeBatch.from_episodes([episode for episode in episodes if len(episode)])
+        return batch.select(np.flatnonzero(batch.length))
     except (ValueError, KeyError, TypeError, AttributeError, msgpack.UnpackException) as error:
         raise ProtocolError(f"not recorded episodes: {type(error).__name__}: {error}") from error
     except OSError as error:  # also PyArrow's ArrowInvalid, which is a ValueError
@@ -441,61 +442,73 @@ def _items(buffer: Mapping[str, Any]) -> list[Any]:
 # -- rows of steps ------------------------------------------------------------------------------------
 
 
-def _column(values: list[Any]) -> object:
+def _column(name: str, values: list[Any]) -> Any:
     """Return a column as an array, or a tree of arrays; a tensor of Ray's is a map of data and shape."""
-    if values and isinstance(values[0], dict):
-        if values[0].keys() == {"data", "shape"}:
-            return np.stack([np.asarray(value["data"]).reshape(value["shape"]) for value in values])
-        return tree_stack(values)
-    column = np.asarray(values)
-    if column.dtype.kind == "f":
-        column = column.astype(np.float32)
-    return column
+    try:
+        if values and isinstance(values[0], dict):
+            if values[0].keys() == {"data", "shape"}:
+                return np.stack([np.asarray(value["data"]).reshape(value["shape"]) for value in values])
+            return tree_stack(values)
+        column = np.asarray(values)
+        if column.dtype.kind in "fO":  # of objects if there are nulls, as which pandas writes NaN
+            column = column.astype(np.float32)
+        return column
+    except (ValueError, TypeError) as error:
+        raise ValueError(f"column {name!r}: {error}") from None
 
 
-def _episodes_of(columns: dict[str, Any]) -> list[SingleAgentEpisode]:
+def _chunks_of(columns: dict[str, Any]) -> EpisodeBatch:
+    """Return rows of steps as chunks, which end with an episode, and where the rows of steps between are missing."""
     num = len(columns[Columns.REWARDS])
-    none = np.zeros(num, bool)
-    terminated = np.asarray(columns.get("terminateds", columns.get("dones", none)), bool)
-    truncated = np.asarray(columns.get("truncateds", none), bool)
-    if "eps_id" in columns:
-        _, first, of_row = np.unique(columns["eps_id"], return_index=True, return_inverse=True)
-        order = np.lexsort((columns.get("t", np.arange(num)), first[of_row]))
-        ends = np.flatnonzero(np.diff(of_row[order])) + 1
-    else:
-        order, ends = np.arange(num), np.flatnonzero((terminated | truncated)[:-1]) + 1
-    found = []
-    for rows in np.split(order, ends):
-        found.append(_episode_of_rows(columns, rows, bool(terminated[rows[-1]]), bool(truncated[rows[-1]])))
-    return found
-
-
-def _episode_of_rows(
-    columns: dict[str, Any], rows: Any, terminated: bool, truncated: bool
-) -> SingleAgentEpisode:
-    last = rows[-1]
-    following = next((columns[name] for name in _NEXT_OBS if name in columns), None)
-    observations = [tree_rows(columns[Columns.OBS], row) for row in rows]
+    ids, t, none = columns.get("eps_id"), columns.get("t"), np.zeros(num, bool)
+    order = np.arange(num)
+    if ids is not None:
+        _, first, of_row = np.unique(ids, return_index=True, return_inverse=True)
+        order = np.lexsort((order if t is None else t, first[of_row]))
+    rows = {name: tree_rows(column, order) for name, column in columns.items()}
+    terminated = rows.get("terminateds", rows.get("dones", none)).astype(bool)
+    truncated = rows.get("truncateds", none).astype(bool)
+    obs, following = rows[Columns.OBS], next((rows[name] for name in _NEXT_OBS if name in rows), None)
+    ends = terminated | truncated
+    ends[-1:] = True
+    if ids is not None:
+        ends[:-1] |= rows["eps_id"][1:] != rows["eps_id"][:-1]
+    if t is not None:
+        twice = np.flatnonzero(~ends[:-1] & (rows["t"][1:] == rows["t"][:-1]))
+        if len(twice):
+            raise ValueError(
+                f"column 't': expected one row for each step of an episode, got several for t={rows['t'][twice[0]]}"
+                + (
+                    ". Name the episodes in a column 'eps_id'"
+                    if ids is None
+                    else f" of {rows['eps_id'][twice[0]]}"
+                )
+            )
+        ends[:-1] |= rows["t"][1:] != rows["t"][:-1] + 1
     if following is not None:
-        observations.append(tree_rows(following, last))
-    elif terminated:
-        observations.append(observations[-1])  # of no effect: its value is not used
-    else:
-        rows = rows[:-1]
-    return SingleAgentEpisode(
-        None if "eps_id" not in columns else str(columns["eps_id"][last]),
-        observations=observations,
-        actions=[tree_rows(columns[Columns.ACTIONS], row) for row in rows],
-        rewards=[float(columns[Columns.REWARDS][row]) for row in rows],
-        extra_model_outputs={
-            name: [tree_rows(column, row) for row in rows]
-            for name, column in columns.items()
-            if name not in _KNOWN
-        },
-        terminated=terminated,
-        truncated=truncated,
-        t_started=int(columns["t"][rows[0]]) if "t" in columns and len(rows) else 0,
-        len_lookback_buffer=0,
+        for now, after in zip(tree_leaves(obs), tree_leaves(following), strict=True):
+            differs = (now[1:] != after[:-1]) & ~(np.isnan(now[1:]) & np.isnan(after[:-1]))
+            ends[:-1] |= differs.any(tuple(range(1, differs.ndim)))
+    # Each chunk has a further slot for the observation after its last step. Where that is not known, the step itself is
+    # left out; after a terminal step it is of no effect.
+    has_next = terminated[ends] if following is None else np.ones(int(ends.sum()), bool)
+    last = np.flatnonzero(ends)
+    length = np.diff(last, prepend=-1) - ~has_next
+    slots = np.repeat(np.arange(num), 1 + (ends & (terminated | (following is not None))))
+    kept = {name: column for name, column in rows.items() if name in _NEEDED or name not in _KNOWN}
+    batch_columns = {name: tree_rows(column, slots) for name, column in kept.items()}
+    start = np.cumsum(length + 1) - length - 1
+    if following is not None:
+        for leaf, after in zip(tree_leaves(batch_columns[Columns.OBS]), tree_leaves(following), strict=True):
+            leaf[start + length] = after[last]
+    return EpisodeBatch(
+        batch_columns,
+        start=start,
+        length=length,
+        t_started=None if t is None else rows["t"][last - length + has_next],
+        terminated=terminated[last],
+        truncated=truncated[last],
+        episode_ids=[str(number) for number in (last if ids is None else rows["eps_id"][last]).tolist()],
     )
 
 

@@ -63,7 +63,9 @@ class PriorityTree:
 
     def __init__(self, size: int) -> None:
         self.size: int = size
-        self._levels: list[FloatArray] = []  # a row for the children of each node; the indices' level is the first
+        self._levels: list[
+            FloatArray
+        ] = []  # a row for the children of each node; the indices' level is the first
         while size > _MOST_ROOTS:
             size = -(-size // _FAN_OUT)
             self._levels.append(np.zeros((size, _FAN_OUT)))

@@ -108,6 +108,57 @@ def test_columns_that_are_missing_are_inferred(tmp_path: Path) -> None:
     assert [len(episode) for episode in batch] == [5, 6, 6]
 
 
+def transitions(path: Path) -> set[tuple[float, float]]:
+    """Return the first numbers of the observations before and after each step; 0.0 after a terminal one."""
+    return {
+        (float(episode.get_observations(t)[0]), float(episode.get_observations(t + 1)[0]) * (not is_terminal))
+        for batch in open_shards(path).shards
+        for episode in batch
+        for t in range(len(episode))
+        for is_terminal in [episode.is_terminated and t == len(episode) - 1]
+    }
+
+
+def wanted(rows: list[dict[str, Any]]) -> set[tuple[float, float]]:
+    return {(float(row["obs"][0]), float(row["new_obs"][0]) * (not row["terminateds"])) for row in rows}
+
+
+@pytest.mark.parametrize("without", [("t",), ("new_obs",)])
+def test_no_step_leads_over_missing_rows(tmp_path: Path, without: tuple[str, ...]) -> None:
+    rows = steps(lambda rng: int(rng.integers(2)))
+    rows[0]["obs"][2] = rows[2]["obs"][1] = rows[1]["new_obs"][1] = np.nan
+    left = [row for i, row in enumerate(rows) if i not in (3, 8, 9)]
+    path = write_steps(tmp_path / "a.parquet", left, without=without)
+    if without == ("new_obs",):  # of the steps before the gaps, and at the end of the truncated episode
+        left = [row for i, row in enumerate(rows) if i not in (2, 3, 7, 8, 9, 11)]
+        (batch,) = open_shards(path).shards
+        assert batch.t_started.tolist() == [0, 4, 0, 5, 0]
+    assert transitions(path) == wanted(left)
+
+
+def test_episodes_that_share_an_id_end_at_their_flags(tmp_path: Path) -> None:
+    rows = [row | {"eps_id": "e"} for row in steps(lambda rng: int(rng.integers(2)))]
+    assert transitions(write_steps(tmp_path / "a.parquet", rows, without=("t",))) == wanted(rows)
+    with pytest.raises(
+        ConfigurationError, match=r"'t': expected one row for each step .* several for t=0 of e"
+    ):
+        open_shards(write_steps(tmp_path / "b.parquet", rows))
+
+
+def test_nulls_are_not_a_number(tmp_path: Path) -> None:
+    rows = steps(lambda rng: int(rng.integers(2)))
+    plain = {name: [np.asarray(row[name]).tolist() for row in rows] for name in ("obs", "actions", "rewards")}
+    plain["obs"][3][1] = plain["rewards"][6] = None
+    pq.write_table(pa.table(plain), tmp_path / "a.parquet")
+    (batch,) = open_shards(tmp_path).shards
+    assert np.argwhere(np.isnan(batch.columns["obs"])).tolist() == [[3, 1]]
+    assert np.flatnonzero(np.isnan(batch.columns["rewards"])).tolist() == [6]
+    plain["obs"][3] = [0.0]
+    pq.write_table(pa.table(plain), tmp_path / "a.parquet")
+    with pytest.raises(ConfigurationError, match="column 'obs'"):
+        open_shards(tmp_path)
+
+
 def test_what_is_no_recorded_data_is_skipped_with_the_reason(tmp_path: Path) -> None:
     pq.write_table(pa.table({"x": [1]}), tmp_path / "other.parquet")
     evil = msgpack.packb({b"nd": True, b"type": "|O", b"kind": b"O", b"shape": [1], b"data": b"x"})
