@@ -122,13 +122,13 @@ class Setting:
         Raises:
             ConfigurationError: The value is invalid; the text names the setting, the expected and the actual value.
         """
-        if isinstance(value, SearchObject):
-            for example in value.examples():
-                self._checked(example)
-            return value
-        return self._checked(value)
+        if not isinstance(value, SearchObject):
+            return self._checked(value)
+        for example in value.examples():
+            self._checked(example, f" {value} draws such values; see also tune.randint, tune.choice.")
+        return value
 
-    def _checked(self, value: object) -> Any:
+    def _checked(self, value: object, note: str = "") -> Any:
         if self.annotation is Any:
             return value
         if self._adapter is None:
@@ -153,7 +153,7 @@ class Setting:
             kind = "class" if isinstance(value, type) else type(value).__name__
             raise ConfigurationError(
                 f"config.{self.name}: expected {self.expected}, got {value!r} ({kind}). "
-                f"Set it with .{self.group}({self.name}=…)."
+                f"Set it with .{self.group}({self.name}=…).{note}"
             ) from None
 
     def nearest(self, number: float) -> float:

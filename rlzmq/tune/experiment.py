@@ -43,7 +43,7 @@ from rlzmq.tune.result_grid import Result, ResultGrid, TrialError
 from rlzmq.tune.schedulers import CONTINUE, Decision, FIFOScheduler, PopulationBasedTraining, TrialScheduler
 from rlzmq.tune.search import BasicVariantGenerator, config_value, resolve, with_values
 from rlzmq.tune.settings import RunConfig, TuneConfig
-from rlzmq.tune.stopper import NoopStopper, make_stopper
+from rlzmq.tune.stopper import NoopStopper, make_stopper, missing_metrics
 from rlzmq.tune.study import Claim, EndedTrial, Study
 from rlzmq.tune.trial import Trial
 from rlzmq.tune.trial_api import TrialContext
@@ -354,6 +354,10 @@ class Experiment:
             decision = self._decide(trial, result, is_pruned=await self._report(trial, result))
             result["done"] = decision.action == "stop"
             trial.log(result)
+            if not self._num_results and self._metric is not None:
+                missing, text = missing_metrics("TuneConfig(metric=…)", [self._metric], result)
+                if missing:
+                    _log.warning("%s Trials are not compared until they have it.", text)
             self._num_results += 1
             await self._call_back("on_trial_result", trial, result=result)
             self._view.show(self._trials)
@@ -540,6 +544,11 @@ class Experiment:
             raise ConfigurationError(
                 f"RunConfig(log={self._run_config.log!r}) writes the results of algorithms; {self._trainable_name} can "
                 "call the tracker itself, or a tune.Callback can."
+            )
+        if self._searcher.make_sampler(0) is not None and None in (self._metric, self._scheduler.mode):
+            raise ConfigurationError(
+                "TuneConfig(search_alg=OptunaSearch(…)) chooses values by results: set TuneConfig(metric=…, mode='max' "
+                "or 'min'), too."
             )
         if is_algorithm and not ends:
             raise ConfigurationError(

@@ -75,7 +75,9 @@ class Result:
             config=json.loads((folder / "params.json").read_text(encoding="utf-8")),
             path=str(folder),
             error=TrialError(error.read_text(encoding="utf-8")) if error.is_file() else None,
-            best_checkpoints=_checkpoints(folder),
+            best_checkpoints=[
+                (Checkpoint(str(folder / saved.name)), saved.result) for saved in read_checkpoints(folder)
+            ],
         )
 
     @property
@@ -215,10 +217,6 @@ class ResultGrid(Sequence[Result]):
 
     def __repr__(self) -> str:
         return f"ResultGrid({len(self)} trials, {self.num_errors} errors, {self.experiment_path})"
-
-
-def _checkpoints(folder: Path) -> list[tuple[Checkpoint, dict[str, Any]]]:
-    return [(Checkpoint(str(folder / saved.name)), saved.result) for saved in read_checkpoints(folder)]
 
 
 def _value(result: Result, metric: str, sign: int, scope: str, filters: bool) -> float | None:

@@ -8,7 +8,7 @@ import math
 import statistics
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -28,6 +28,7 @@ __all__ = [
     "TimeoutStopper",
     "TrialPlateauStopper",
     "make_stopper",
+    "missing_metrics",
 ]
 
 _log = logging.getLogger("rlzmq.tune")
@@ -77,27 +78,16 @@ class ThresholdStopper(Stopper):
             ConfigurationError: The first result has none of the metrics, so the trial would never end.
         """
         if not self._is_checked:
-            self._check(result)
+            self._is_checked = True
+            missing, text = missing_metrics("RunConfig(stop=…)", self.thresholds, result)
+            if missing and len(missing) == len(self.thresholds):
+                raise ConfigurationError(text)
+            if missing:
+                _log.warning("%s", text)
         return any(
             (value := number_at(result, path)) is not None and value >= threshold
             for path, threshold in self.thresholds.items()
         )
-
-    def _check(self, result: dict[str, Any]) -> None:
-        """Report the metrics that results lack, except those of evaluations, which may appear later."""
-        self._is_checked = True
-        missing = [
-            path
-            for path in self.thresholds
-            if value_at(result, path) is None and not path.startswith("evaluation/")
-        ]
-        if not missing:
-            return
-        known = [path for path, value in flatten(result).items() if isinstance(value, bool | int | float)]
-        text = f"RunConfig(stop=…): results have no {missing[0]!r}.{did_you_mean(missing[0], known)}"
-        if len(missing) == len(self.thresholds):
-            raise ConfigurationError(text)
-        _log.warning("%s", text)
 
 
 @dataclass
@@ -238,6 +228,17 @@ class ExperimentPlateauStopper(Stopper):
     def stop_all(self) -> bool:
         """Return whether the best values have stayed nearly the same."""
         return self._num_met > self.patience
+
+
+def missing_metrics(where: str, paths: Iterable[str], result: Mapping[str, Any]) -> tuple[list[str], str]:
+    """Return which metrics a result lacks, except those of evaluations, which may appear later, and a text about it."""
+    missing = [
+        path for path in paths if value_at(result, path) is None and not path.startswith("evaluation/")
+    ]
+    known = [path for path, value in flatten(result).items() if isinstance(value, bool | int | float)]
+    return missing, "".join(
+        f"{where}: results have no {path!r}.{did_you_mean(path, known)}" for path in missing[:1]
+    )
 
 
 def make_stopper(stop: object) -> Stopper:

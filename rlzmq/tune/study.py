@@ -12,6 +12,7 @@ heartbeat changes.
 from __future__ import annotations
 
 import contextlib
+import functools
 import itertools
 import json
 import os
@@ -26,7 +27,7 @@ from rlzmq.config.search_space import Function, SearchObject
 from rlzmq.core.errors import ConfigurationError
 from rlzmq.core.process import process_space, start_mark
 from rlzmq.telemetry.runs import Mode
-from rlzmq.tune.search import Searcher, load_optuna, suggest, value_of
+from rlzmq.tune.search import Searcher, draw, load_optuna, suggest
 
 if TYPE_CHECKING:
     from optuna.trial import FrozenTrial
@@ -318,7 +319,7 @@ class Study:
     def _suggested(self, trial: OptunaTrial) -> Iterator[tuple[str, Any]]:
         for path, item in self._space.items():
             if not isinstance(item, Function):
-                yield path, value_of(item, suggest(trial, path, item))
+                yield path, draw(path, item, functools.partial(suggest, trial))
 
     def _is_alive(self, token: str | None, drivers: Mapping[str, Any]) -> bool:
         if token is None:  # the driver died, or has not written its name yet

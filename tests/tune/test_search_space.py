@@ -69,7 +69,10 @@ def test_logarithms_and_normal_values_are_distributed_as_named() -> None:
         (lambda: tune.quniform(0, 1, 0.3), "must be multiples of q"),
         (lambda: tune.choice([]), "a list of at least one value"),
         (lambda: PPOConfig().training(lr=tune.choice([0.1, "a"])), "config.lr: expected .*, got 'a'"),
-        (lambda: PPOConfig().training(num_epochs=tune.uniform(1, 3)), "config.num_epochs: expected int"),
+        (
+            lambda: PPOConfig().training(num_epochs=tune.uniform(1, 3)),
+            "expected int > 0, got .* uniform.1, 3. draws",
+        ),
         (lambda: PPOConfig().training(use_kl_loss=tune.uniform(False, True)), "use_kl_loss: expected bool"),
         (lambda: search_objects_in_tables({"lr": {"loguniform": [1]}}), r"loguniform = \[1\]: .*missing"),
     ],

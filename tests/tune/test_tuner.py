@@ -112,6 +112,12 @@ def test_all_names_of_an_algorithm(trainable: Any) -> None:
         (lambda: tune.Tuner("PPPO", param_space=small()), "no trainable 'PPPO'. Did you mean 'PPO'"),
         (lambda: tune.Tuner("PPO"), "param_space has no environment"),
         (lambda: tune.Tuner("PPO", param_space=small()).fit(), "PPO never ends by itself: set RunConfig"),
+        (
+            lambda: tune.Tuner(
+                score, tune_config=tune.TuneConfig(search_alg=tune.search.OptunaSearch(), metric="score")
+            ).fit(),
+            "chooses values by results: set TuneConfig(metric",
+        ),
         (lambda: tune.TuneConfig(num_samples=-1), "never ends: set time_budget_s"),
         (lambda: tune.FailureConfig(max_failures=1, fail_fast=True), "leave max_failures at 0"),
         (lambda: tune.RunConfig(name="a/b"), "expected the name of a directory"),
@@ -231,6 +237,31 @@ def test_optuna_suggests_values_by_the_results(run_config: tune.RunConfig) -> No
     assert results[0].config["x"] == 7
     assert all(result.config["kind"] in ({"a": 1}, {"a": 2}) for result in results)
     assert all(math.isfinite(result.config["noise"]) for result in results)
+
+
+@pytest.mark.parametrize("kind", [BasicVariantGenerator, tune.search.OptunaSearch])
+def test_search_objects_in_the_values_of_others_are_drawn(
+    run_config: tune.RunConfig, kind: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    inside = {"rate": tune.uniform(1, 2), "more": [tune.choice([5, tune.randint(7, 9)])]}
+    space = {"x": tune.grid_search([1, tune.randint(2, 4)]), "kind": tune.choice([inside, {"rate": 0}])}
+    config = tune.TuneConfig(num_samples=5, metric="scores", mode="max", search_alg=kind())
+    results = tune.Tuner(score, param_space=space, tune_config=config, run_config=run_config).fit()
+    assert {result.config["x"] for result in results} <= {1, 2, 3}
+    kinds = [result.config["kind"] for result in results]
+    rates = [one["rate"] for one in kinds if "more" in one]
+    assert all(1 <= rate <= 2 for rate in rates)
+    assert len(set(rates)) == len(rates)
+    assert all(one["more"][0] in (5, 7, 8) if "more" in one else one == {"rate": 0} for one in kinds)
+    restored = tune.Tuner.restore(results.experiment_path, score).get_results()
+    assert [result.config for result in restored] == [result.config for result in results]
+    assert "results have no 'scores'. Did you mean 'score'?" in caplog.text
+
+
+@pytest.mark.parametrize("inside", [tune.grid_search([1, 2]), tune.sample_from(lambda: 1)])
+def test_grids_and_functions_are_not_inside_of_others(inside: Any, run_config: tune.RunConfig) -> None:
+    with pytest.raises(ConfigurationError, match="a key of its own beside 'x'"):
+        tune.Tuner(score, param_space={"x": tune.choice([inside])}, run_config=run_config).fit()
 
 
 def test_without_optuna_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import itertools
 import random
 from collections.abc import Callable, Mapping, Sequence
@@ -18,6 +19,7 @@ from rlzmq.config.search_space import (
     GridSearch,
     Numeric,
     SearchObject,
+    find_search_objects,
     replace_values,
 )
 from rlzmq.core.errors import ConfigurationError
@@ -33,6 +35,7 @@ __all__ = [
     "TrialConfig",
     "config_value",
     "create_searcher",
+    "draw",
     "labels_of",
     "load_optuna",
     "random_trial",
@@ -105,34 +108,21 @@ class BasicVariantGenerator(Searcher):
         chosen = super().fixed(space, index, seed)
         trial = random_trial(derive_seed(seed, "search", index))
         for path, item in space.items():
-            if isinstance(item, Categorical | Numeric):
-                chosen.setdefault(path, suggest(trial, path, item))
+            if not isinstance(item, Function):
+                draw(path, item, lambda path, item: chosen.setdefault(path, suggest(trial, path, item)))
         return chosen
 
 
-@dataclass
-class ConcurrencyLimiter(Searcher):
-    """A search algorithm with a limit on the number of trials at the same time.
+def ConcurrencyLimiter(searcher: Searcher, max_concurrent: int) -> Searcher:
+    """Return a search algorithm with a limit on the number of trials at the same time.
 
     Args:
         searcher: The search algorithm.
         max_concurrent: The limit.
     """
-
-    searcher: Searcher
-    max_concurrent: int
-
-    def __post_init__(self) -> None:
-        self.seed: int | None = self.searcher.seed
-        self.points_to_evaluate: Sequence[Mapping[str, Any]] = self.searcher.points_to_evaluate
-
-    def make_sampler(self, seed: int) -> Any:
-        """Return the sampler of the search algorithm."""
-        return self.searcher.make_sampler(seed)
-
-    def fixed(self, space: Mapping[str, SearchObject], index: int, seed: int) -> dict[str, Any]:
-        """Return the values that the search algorithm chooses in advance."""
-        return self.searcher.fixed(space, index, seed)
+    limited = copy.copy(searcher)
+    limited.max_concurrent = max_concurrent
+    return limited
 
 
 def labels_of(values: Sequence[Any]) -> list[Any]:
@@ -163,6 +153,28 @@ def suggest(trial: Any, path: str, item: SearchObject) -> object:
     return trial.suggest_float(
         path, item.lower, item.upper, step=None if is_log else item.step or None, log=is_log
     )
+
+
+def draw(path: str, item: SearchObject, parameter_of: Callable[[str, SearchObject], Any]) -> Any:
+    """Return a value of a search object; those inside of the value are drawn, too.
+
+    Args:
+        path: Its path.
+        item: The search object.
+        parameter_of: Returns a parameter in Optuna's form.
+
+    Raises:
+        ConfigurationError: A grid or a function is inside of the value.
+    """
+    value, values = value_of(item, parameter_of(path, item)), {}
+    for name, inner in find_search_objects(value).items():
+        if isinstance(inner, GridSearch | Function):
+            raise ConfigurationError(
+                f"{path}={item!r}: expected values, or search objects such as tune.uniform(0, 1), inside of it, got "
+                f"{inner!r}. Give it a key of its own beside {path!r}."
+            )
+        values[name] = draw(f"{path}/{name}", inner, parameter_of)
+    return replace_values(value, values) if values else value
 
 
 def value_of(item: SearchObject, parameter: Any) -> object:
