@@ -43,6 +43,7 @@ from rlzmq.learners.ranks import Ranks
 from rlzmq.replay.step_store import Transitions
 
 __all__ = [
+    "BatchLearner",
     "BatchSource",
     "CircularBuffer",
     "FreshBatch",
@@ -226,11 +227,10 @@ class CircularBuffer(BatchSource):
     @property
     def num_bytes(self) -> int:
         return sum(
-            batch.num_bytes
+            getattr(batch, "num_bytes", 0)
             for episodes, uses in self._slots
             if uses
             for batch in batches_of(episodes)
-            if hasattr(batch, "num_bytes")
         )
 
 
@@ -287,7 +287,7 @@ class TrainBatch:
         }
 
 
-class _Learner(Protocol):
+class BatchLearner(Protocol):
     """What `TrainBatches` uses of its learner."""
 
     module: Any
@@ -310,7 +310,7 @@ class TrainBatches:
         learner: The learner.
     """
 
-    def __init__(self, learner: _Learner) -> None:
+    def __init__(self, learner: BatchLearner) -> None:
         self._learner = learner
 
     def drawn(

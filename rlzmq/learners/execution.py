@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import functools
 import warnings
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable
+from types import MethodType
 from typing import Any
 
 import torch
@@ -45,7 +45,6 @@ class Execution:
     Attributes:
         is_compiled: Whether something is compiled.
         compiles_complete_update: Whether it is the forward pass with the losses.
-        on: Function of the MultiRLModule: a context in which its networks have the configured precision.
 
     Raises:
         ConfigurationError: The backend does not exist, or fails to compile ``x + 1`` on this machine; or the device has
@@ -65,11 +64,6 @@ class Execution:
         if config.torch_amp_dtype is not None:
             self._dtype = getattr(torch, config.torch_amp_dtype)
             _check_arithmetic(config.torch_amp_dtype, device)
-        self.on: Callable[[Any], AbstractContextManager[Any]] = (
-            nullcontext if self._dtype is None else self._in_lower_precision
-        )
-        # The functions are kept, since compiled code is compiled again for new ones.
-        self._functions: dict[Any, dict[str, Callable[..., Any]]] = {}
 
     def _check_backend(self, device: torch.device) -> None:
         import torch._dynamo
@@ -98,12 +92,21 @@ class Execution:
         """Return the function, which compiles itself at its first call and for new shapes."""
         return torch.compile(function, backend=self._backend, mode=self._mode)
 
-    def compile_module(self, module: object) -> None:
-        """Compile the module's training forward pass if it is compiled alone. Modules without one are unchanged."""
-        is_alone = self.is_compiled and not self.compiles_complete_update
-        if is_alone and isinstance(module, torch.nn.Module):
+    def prepare(self, module: object) -> None:
+        """Let a module's networks run as configured from now on. Modules without networks are unchanged.
+
+        Args:
+            module: An RLModule, or the MultiRLModule, which may run networks outside of its modules, e.g. an encoder
+                that they share.
+        """
+        if self.is_compiled and not self.compiles_complete_update and isinstance(module, torch.nn.Module):
             forward = self.compile_in_parts(module._forward_train)  # type: ignore[arg-type]
             object.__setattr__(module, "_forward_train", forward)
+        if self._dtype is not None:
+            for name in [name for name in _METHODS if hasattr(module, name)]:
+                lowered = self._lowered(getattr(type(module), name))
+                # Bound, so that a deep copy of the module has one of its own.
+                object.__setattr__(module, name, MethodType(lowered, module))
 
     def compile_in_parts(self, function: Callable[..., Any]) -> Callable[..., Any]:
         """Return a function of a module, or of a minibatch's losses, compiled with its backward pass."""
@@ -118,29 +121,6 @@ class Execution:
                 return compiled(*args, **kwargs)
 
         return run
-
-    @contextmanager
-    def _in_lower_precision(self, modules: Any) -> Iterator[None]:
-        """Run the networks of a MultiRLModule in lower precision in the block, whoever calls them."""
-        # A MultiRLModule may also run networks outside of its modules, e.g. an encoder that they share.
-        members = [modules, *modules.values()]
-        self._functions = {
-            module: self._functions.get(module) or self._functions_of(module) for module in members
-        }
-        own = [(vars(module), functions) for module, functions in self._functions.items()]
-        replaced = [{name: of[name] for name in functions if name in of} for of, functions in own]
-        try:
-            for of, functions in own:
-                of.update(functions)
-            yield
-        finally:
-            for (of, functions), before in zip(own, replaced, strict=True):
-                for name in functions:
-                    del of[name]
-                of.update(before)
-
-    def _functions_of(self, module: object) -> dict[str, Callable[..., Any]]:
-        return {name: self._lowered(getattr(module, name)) for name in _METHODS if hasattr(module, name)}
 
     def _lowered(self, method: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(method)

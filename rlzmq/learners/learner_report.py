@@ -16,9 +16,9 @@ from rlzmq.core.errors import NotFiniteError
 from rlzmq.core.metrics import LEARNER_STAGES, MetricsLogger, ReducedMetrics, StageTimers
 from rlzmq.core.names import ALL_MODULES, BATCH_SOURCE, LEARNER_CONNECTOR, REPLAY_BUFFER_RESULTS
 from rlzmq.core.update_plan import ReplayRatio
-from rlzmq.learners.batches import BatchSource, TrainBatch
+from rlzmq.learners.batches import BatchLearner, BatchSource, TrainBatch
 from rlzmq.learners.optimizers import Optimizers
-from rlzmq.learners.ranks import Ranks, UpdateAgreement
+from rlzmq.learners.ranks import UpdateAgreement
 
 __all__ = ["LearnerReport", "ReportedLearner", "Scalar"]
 
@@ -34,17 +34,12 @@ FORWARD, BACKWARD, REDUCE = LEARNER_STAGES
 _MAX_UPDATES_IN_VAIN = 10
 
 
-class ReportedLearner(Protocol):
+class ReportedLearner(BatchLearner, Protocol):
     """What results tell of a learner besides its report."""
 
-    module: Any
     metrics: MetricsLogger
-    source: BatchSource
-    ranks: Ranks
     optimizers: Optimizers
-    _learner_connector: Any
     weights_seq_no: int
-    num_minibatches_per_epoch: int
 
     def get_parameters(self, module: Any) -> list[Tensor]: ...
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -148,7 +149,10 @@ def test_losses_get_float32_from_custom_modules(monkeypatch: Any) -> None:
     assert given == [torch.float32] * 2
     assert module.layer_dtype == torch.bfloat16
     assert not torch.equal(module.body.weight, before)
-    assert not {"forward_train", "compute_values"} & vars(module).keys()
+    other = copy.deepcopy(module)
+    other.vf.bias.data += 1e3
+    batch = {Columns.OBS: torch.zeros(1, 4)}
+    assert other.compute_values(batch) > module.compute_values(batch) + 900
 
 
 def test_other_types_are_refused_where_they_are_given() -> None:
