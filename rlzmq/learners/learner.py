@@ -564,6 +564,7 @@ class Learner(TellsUncalled, Checkpointable):
         self.module.to(self.device)
         self._module = self.module  # losses written for RLlib use this name
         self._execution = Execution(self.config, self.device)
+        self._execution.prepare(self.module)
         if len(self.module) == 1 and DEFAULT_MODULE_ID in self.module:
             only = self.module[DEFAULT_MODULE_ID]
             spaces = only.observation_space, only.action_space
@@ -573,6 +574,9 @@ class Learner(TellsUncalled, Checkpointable):
         for module_id in self.module:
             self._prepare_module(module_id)
         self.configure_optimizers()
+        for module_id, module in self.module.items():
+            if self.rl_module_is_compatible(module):
+                self.optimizers.warn_of_untrained(module_id, module)
         # Hooks called by hand before the first update apply to all modules.
         self.trained_module_ids = list(self._configs)
         if self._execution.compiles_complete_update:
@@ -618,7 +622,7 @@ class Learner(TellsUncalled, Checkpointable):
         is_alone = type(self.module)._forward_train is MultiRLModule._forward_train
         if is_alone and not isinstance(module, SelfSupervisedLossAPI) and is_trainable(module):
             check_training_outputs(module, with_values=ValueFunctionAPI in self.rl_module_required_apis())
-        self._execution.compile_module(module)
+        self._execution.prepare(module)
         config = self._configs[module_id] = self.config.get_config_for_module(module_id)
         self.optimizers.schedule(module_id, {name: getattr(config, name) for name in self.scheduled_settings})
 
@@ -871,7 +875,7 @@ class Learner(TellsUncalled, Checkpointable):
         flushes = sys.float_info.min / 2 == 0.0
         torch.set_flush_denormal(True)
         try:
-            with self.ranks.torch_threads(), self._execution.on(self.module):
+            with self.ranks.torch_threads():
                 yield
         finally:
             torch.set_flush_denormal(flushes)

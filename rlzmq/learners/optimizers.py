@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -11,7 +12,7 @@ from operator import is_
 from typing import Any, Literal, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from rlzmq.config.base_config import BaseConfig
@@ -29,6 +30,8 @@ __all__ = [
     "global_norm",
     "make_adam",
 ]
+
+_log = logging.getLogger("rlzmq.learners")
 
 DEFAULT_OPTIMIZER = "default_optimizer"
 
@@ -200,6 +203,12 @@ class Optimizers:
                 f"optimizer {name!r} of module {module_id!r}: expected one that holds exactly the "
                 f"{len(parameters)} parameters it is registered with, got one with {len(held)} (others)."
             )
+        others = [entry for entry in self.entries if not held.isdisjoint(map(id, entry.parameters))]
+        if others:
+            raise ValueError(
+                f"optimizer {name!r} of module {module_id!r}: optimizer {others[0].name!r} of module "
+                f"{others[0].module_id!r} steps some of its parameters, too. Give each to one optimizer."
+            )
         schedule = (
             None if learning_rate is None else Schedule(learning_rate, name=f"lr of {module_id}/{name}")
         )
@@ -208,6 +217,17 @@ class Optimizers:
         entry = RegisteredOptimizer(module_id, name, optimizer, tuple(parameters), schedule, every)
         self._by_module[module_id] = [*mine, entry]
         self.entries = [*chain.from_iterable(self._by_module.values())]
+
+    def warn_of_untrained(self, module_id: str, module: nn.Module) -> None:
+        """Log a warning if parameters of a module that need gradients have no optimizer."""
+        held = {id(p) for entry in self.entries for p in entry.parameters}
+        names = [name for name, p in module.named_parameters() if p.requires_grad and id(p) not in held]
+        if names:
+            _log.warning(
+                "module %r: %d of its parameters have no optimizer, so they are never trained: %s. Register one in "
+                "configure_optimizers_for_module(), or call requires_grad_(False).",
+                module_id, len(names), ", ".join(names[:4]) + (", …" if len(names) > 4 else ""),
+            )  # fmt: skip
 
     def get(self, module_id: str, name: str = DEFAULT_OPTIMIZER) -> Optimizer:
         """Return one optimizer.

@@ -375,6 +375,9 @@ class ReplayLearner(TargetNetworkLearner):
         """Set the TD errors of a module's rows, float [B], which become priorities if the minibatch's step is taken.
 
         Of sequences, they are those of the trained steps, in the order of ``loss_mask``.
+
+        Raises:
+            ValueError: There are not as many as rows.
         """
         if not self.source.uses_priorities:
             return
@@ -383,6 +386,11 @@ class ReplayLearner(TargetNetworkLearner):
         if keys_B is None:  # a batch made by the user
             return
         td_errors_B = td_errors_B.detach()
+        if td_errors_B.dim() != 1 or (mask is None and len(td_errors_B) != len(keys_B)):
+            raise ValueError(
+                f"{type(self).__name__}.note_td_errors, module {module_id!r}: expected one TD error per row of "
+                f"{len(keys_B)} (of sequences, per trained step), got {tuple(td_errors_B.shape)}."
+            )
         if mask is not None:
             keys_B, td_errors_B = keys_B[:, 0], sequence_priorities(td_errors_B, mask)
         self._td_errors[module_id] = keys_B, td_errors_B

@@ -628,7 +628,16 @@ class HindsightEpisodeReplayBuffer(EpisodeReplayBuffer):
         return cls(**arguments)
 
     def sample(self, num_items: int | None = None, **options: Any) -> EpisodeBatch:
-        """Sample transitions, see `EpisodeReplayBuffer.sample`; `n_step` is 1."""
+        """Sample transitions, see `EpisodeReplayBuffer.sample`.
+
+        Raises:
+            ValueError: `n_step` or the length is not 1, since other rewards belong to the recorded goal.
+        """
+        n_step, length = options.get("n_step") or 1, options.get("batch_length_T") or self.batch_length_T
+        if n_step != 1 or length != 1:
+            raise ValueError(
+                f"{type(self).__name__}.sample: expected 1, got n_step={n_step}, batch_length_T={length}."
+            )
         rng = options.setdefault("rng", self._rng)
         batch = super().sample(num_items, **options)
         store, starts = self._store, batch.columns["replay_key"][::2] & _SLOT_MASK

@@ -477,12 +477,7 @@ def _chunks_of(columns: dict[str, Any]) -> EpisodeBatch:
         twice = np.flatnonzero(~ends[:-1] & (rows["t"][1:] == rows["t"][:-1]))
         if len(twice):
             raise ValueError(
-                f"column 't': expected one row for each step of an episode, got several for t={rows['t'][twice[0]]}"
-                + (
-                    ". Name the episodes in a column 'eps_id'"
-                    if ids is None
-                    else f" of {rows['eps_id'][twice[0]]}"
-                )
+                f"column 't': expected one row per step of each 'eps_id', got several of {rows['t'][twice[0]]}"
             )
         ends[:-1] |= rows["t"][1:] != rows["t"][:-1] + 1
     if following is not None:
@@ -491,12 +486,11 @@ def _chunks_of(columns: dict[str, Any]) -> EpisodeBatch:
             ends[:-1] |= differs.any(tuple(range(1, differs.ndim)))
     # Each chunk has a further slot for the observation after its last step. Where that is not known, the step itself is
     # left out; after a terminal step it is of no effect.
-    has_next = terminated[ends] if following is None else np.ones(int(ends.sum()), bool)
-    last = np.flatnonzero(ends)
-    length = np.diff(last, prepend=-1) - ~has_next
-    slots = np.repeat(np.arange(num), 1 + (ends & (terminated | (following is not None))))
-    kept = {name: column for name, column in rows.items() if name in _NEEDED or name not in _KNOWN}
-    batch_columns = {name: tree_rows(column, slots) for name, column in kept.items()}
+    is_whole, last = terminated | (following is not None), np.flatnonzero(ends)
+    length = np.diff(last, prepend=-1) - ~is_whole[last]
+    slots = np.repeat(np.arange(num), 1 + (ends & is_whole))
+    names = [name for name in rows if name in _NEEDED or name not in _KNOWN]
+    batch_columns = {name: tree_rows(rows[name], slots) for name in names}
     start = np.cumsum(length + 1) - length - 1
     if following is not None:
         for leaf, after in zip(tree_leaves(batch_columns[Columns.OBS]), tree_leaves(following), strict=True):
@@ -505,7 +499,7 @@ def _chunks_of(columns: dict[str, Any]) -> EpisodeBatch:
         batch_columns,
         start=start,
         length=length,
-        t_started=None if t is None else rows["t"][last - length + has_next],
+        t_started=None if t is None else rows["t"][last - length + is_whole[last]],
         terminated=terminated[last],
         truncated=truncated[last],
         episode_ids=[str(number) for number in (last if ids is None else rows["eps_id"][last]).tolist()],

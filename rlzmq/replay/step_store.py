@@ -71,11 +71,6 @@ class PriorityTree:
             self._levels.append(np.zeros((size, _FAN_OUT)))
         self._roots = np.zeros(size)
 
-    @property
-    def total(self) -> float:
-        """Sum of all priorities."""
-        return float(self._roots.sum())
-
     def get(self, indices: IntArray) -> FloatArray:
         """Return the priorities of indices, float64 [K]."""
         priorities: FloatArray = (self._levels[0].reshape(-1) if self._levels else self._roots)[indices]

@@ -54,6 +54,53 @@ def test_each_optimizer_steps_its_parameters_at_its_rate(algorithm: str, data: P
     assert result["gradients_moving_global_norm"] > 0.0
 
 
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_every_parameter_has_an_optimizer(
+    algorithm: str, data: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    learner = trained(config_of(algorithm, data))[0]
+    assert "have no optimizer" not in caplog.text
+    assert learner.optimizers.entries
+
+
+class LeavesOneOut:
+    """Mix-in: the last parameter is in no optimizer."""
+
+    def configure_optimizers_for_module(self: Any, module_id: str, config: Any) -> None:
+        mine = [p for p in self.get_parameters(self.module[module_id]) if p.requires_grad][:-1]
+        self.register_optimizer(
+            module_id=module_id, optimizer=torch.optim.SGD(mine, lr=0.1), params=mine, lr_or_lr_schedule=0.1
+        )
+
+
+class StepsOneTwice:
+    """Mix-in: a parameter is in two optimizers."""
+
+    def configure_optimizers_for_module(self: Any, module_id: str, config: Any) -> None:
+        super().configure_optimizers_for_module(module_id, config)  # type: ignore[misc]
+        mine = self.get_parameters(self.module[module_id])[-1:]
+        self.register_optimizer(
+            module_id=module_id, optimizer_name="other", optimizer=torch.optim.SGD(mine, lr=0.1), params=mine
+        )
+
+
+def test_parameters_without_an_optimizer_are_named_and_those_with_two_refused(
+    data: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    learner = trained(config_of("ppo", data, LeavesOneOut))[0]
+    last = [name for name, _ in learner.module["default_policy"].named_parameters()][-1]
+    assert f"1 of its parameters have no optimizer, so they are never trained: {last}." in caplog.text
+    with pytest.raises(ValueError, match="'default_optimizer' of module 'default_policy' steps"):
+        trained(config_of("ppo", data, StepsOneTwice))
+
+
+def test_td_errors_that_are_not_one_per_row_are_refused(data: Path) -> None:
+    learner = trained(config_of("dqn", data))[0]
+    for errors in (torch.zeros(4, 2), torch.zeros(3)):
+        with pytest.raises(ValueError, match="expected one TD error per row"):
+            learner.note_td_errors("default_policy", {"replay_key": torch.arange(4)}, errors)
+
+
 class NotesGradients:
     """Mix-in: keeps what the optimizers get, by optimizer."""
 

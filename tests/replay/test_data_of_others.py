@@ -139,9 +139,7 @@ def test_no_step_leads_over_missing_rows(tmp_path: Path, without: tuple[str, ...
 def test_episodes_that_share_an_id_end_at_their_flags(tmp_path: Path) -> None:
     rows = [row | {"eps_id": "e"} for row in steps(lambda rng: int(rng.integers(2)))]
     assert transitions(write_steps(tmp_path / "a.parquet", rows, without=("t",))) == wanted(rows)
-    with pytest.raises(
-        ConfigurationError, match=r"'t': expected one row for each step .* several for t=0 of e"
-    ):
+    with pytest.raises(ConfigurationError, match=r"'t': expected one row per step .* several of 0"):
         open_shards(write_steps(tmp_path / "b.parquet", rows))
 
 
