@@ -200,9 +200,12 @@ class ConnectorV2(BatchItemMethods, Checkpointable, metaclass=_RecomputesAfterIn
     ) -> None:
         self._input_observation_space = input_observation_space
         self._input_action_space = input_action_space
-        self._observation_space: gym.Space[Any] | None = None
-        self._action_space: gym.Space[Any] | None = None
 
+    # Here, so that a subclass need not call `__init__`.
+    _input_observation_space: gym.Space[Any] | None = None
+    _input_action_space: gym.Space[Any] | None = None
+    _observation_space: gym.Space[Any] | None = None
+    _action_space: gym.Space[Any] | None = None
     _is_constructed = False
 
     @abc.abstractmethod

@@ -403,7 +403,7 @@ class EnvWatch(_HangWatch):
         limit_s, why = self._limit(is_reset)
         # Check again: it may have returned while this thread was not running.
         silent_s = self._silent_s(now)
-        what = self._under_way(is_reset)
+        what = self.RESETS if is_reset else self.STEPS if self._num_steps else "its first vector step"
         if self._num_returned != num_returned:
             return ""
         return self._judge(silent_s, limit_s, what, why)
@@ -424,8 +424,3 @@ class EnvWatch(_HangWatch):
         if not self._num_steps:
             return reset_s, f"env_reset_timeout_s={self._reset_timeout_s:g}, before the first step"
         return step_s, "by its own pace, since env_step_timeout_s is not set"
-
-    def _under_way(self, is_reset: bool) -> str:
-        if is_reset:
-            return self.RESETS
-        return self.STEPS if self._num_steps else "its first vector step"

@@ -218,10 +218,8 @@ class _Waiting:
 
     def add(self, event: _Event, now: float) -> None:
         if event[4] not in self._threads:
-            self._threads[event[4]] = (
-                min(len(self._threads), _MAX_THREADS - 1),
-                threading.current_thread().name,
-            )
+            number = min(len(self._threads), _MAX_THREADS - 1)
+            self._threads[event[4]] = number, threading.current_thread().name
         self._events.append(event)
 
     def take(self, max_events: int) -> dict[str, Any] | None:
@@ -230,15 +228,8 @@ class _Waiting:
         if not taken:
             return None
         events = [
-            [
-                kind,
-                name,
-                at,
-                seconds,
-                self._threads[thread][0],
-                {key: _plain(value) for key, value in facts.items()},
-            ]
-            for kind, name, at, seconds, thread, facts in taken
+            [*timed, self._threads[thread][0], {key: _plain(value) for key, value in facts.items()}]
+            for *timed, thread, facts in taken
         ]
         threads = [[number, name] for number, name in list(self._threads.values())]
         return {"process": self._name, "threads": threads, "events": events, "offset_s": WALL_OFFSET_S}
@@ -286,8 +277,8 @@ class _Writer:
                     tid = _MAX_THREADS * pid + number
                     self._lines.append(self._name("thread_name", tid, thread_name, pid))
             for kind, stage, at, seconds, thread, facts in events:
-                tid = _MAX_THREADS * pid + thread
-                self._format(kind, stage, max(0.0, at + offset_s), seconds, tid, facts, pid)
+                here = kind, stage, max(0.0, at + offset_s), seconds, thread, facts
+                self._format(here, _MAX_THREADS * pid + thread, pid)
             self._write()
 
     def flush(self) -> None:
@@ -309,31 +300,21 @@ class _Writer:
 
     def _format_all(self) -> None:
         while self._events:
-            kind, name, at, seconds, thread, facts = self._events.popleft()
-            self._format(kind, name, at, seconds, self._threads[thread], facts, self._pid)
+            event = self._events.popleft()
+            self._format(event, self._threads[event[4]], self._pid)
 
-    def _format(
-        self,
-        kind: str,
-        name: str,
-        at: float,
-        seconds: float,
-        tid: int,
-        facts: dict[str, Any],
-        pid: int,
-    ) -> None:
-        place = f'"ts":{at * 1e6:.1f},"pid":{pid},"tid":{tid}'
+    def _format(self, event: _Event, tid: int, pid: int) -> None:
+        kind, name, at, seconds, _, facts = event
+        shown: dict[str, Any] = {"name": name, "ph": kind, "ts": round(at * 1e6, 1), "pid": pid, "tid": tid}
         if kind == "X":
-            args = f',"args":{json.dumps(facts, default=str)}' if facts else ""
-            self._lines.append(
-                f'{{"name":{json.dumps(name)},"ph":"X",{place},"dur":{seconds * 1e6:.1f}{args}}},\n'
-            )
+            shown["dur"] = round(seconds * 1e6, 1)
+            if facts:
+                shown["args"] = facts
         else:
-            end = ',"bp":"e"' if kind == "f" else ""
-            id_ = zlib.crc32(name.encode())
-            self._lines.append(
-                f'{{"name":"fragment","cat":"fragment","ph":"{kind}",{place},"id":{id_}{end}}},\n'
-            )
+            shown |= {"name": "fragment", "cat": "fragment", "id": zlib.crc32(name.encode())}
+            if kind == "f":
+                shown["bp"] = "e"
+        self._lines.append(json.dumps(shown, default=str) + ",\n")
 
     def _name(self, what: str, tid: int, name: str, pid: int | None = None) -> str:
         key = "labels" if what == "process_labels" else "name"

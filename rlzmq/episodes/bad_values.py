@@ -209,9 +209,8 @@ class BadChunks:
 
     def __init__(self, runner: SamplingRunner) -> None:
         self._runner = runner
-        self._num_steps = self._num_bad = self._num_left_out = (
-            0.0  # all halved regularly: recent steps count more
-        )
+        # All halved regularly: recent steps count more.
+        self._num_steps = self._num_bad = self._num_left_out = 0.0
         self._num_untold = 0
         self._told_at: float | None = None
 

@@ -66,6 +66,14 @@ def check_training_outputs(module: RLModule, *, with_values: bool) -> None:
     if trial is None or not isinstance(outputs := trial.run("_forward_train"), Mapping):
         return
     trial.check_dist_inputs(outputs, "_forward_train")
+    inputs = outputs.get(Columns.ACTION_DIST_INPUTS)
+    if with_values and isinstance(inputs, torch.Tensor) and not inputs.requires_grad:
+        _log.warning(
+            "%s: %r out of _forward_train depends on no trainable parameter, so training does not change the policy. "
+            "Was it detached, or computed under torch.no_grad()?",
+            module.describe(),
+            Columns.ACTION_DIST_INPUTS,
+        )
     if with_values and isinstance(module, ValueFunctionAPI):
         trial.check_values(outputs.get(Columns.EMBEDDINGS))
 
@@ -144,7 +152,8 @@ class _TrialCall:
     def run(self, method: str, *args: object, **kwargs: object) -> Any:
         """Return a module method's outputs for the batch, or None if it raises."""
         try:
-            with torch.no_grad(), torch.random.fork_rng(devices=[]):
+            trains = method == "_forward_train"
+            with torch.set_grad_enabled(trains), torch.random.fork_rng(devices=[]):
                 return getattr(self.module, method)(dict(self._batch), *args, **kwargs)
         except Exception as error:
             _log.debug("%s is not tried out: %s", self.module.describe(), error)

@@ -225,8 +225,11 @@ class RLModule(TellsUncalled):
         self._is_stateful: bool | None = None
         passes = ("_forward_inference", "_forward_exploration", "_forward_train")
         calls_forward = any(getattr(type(self), name) is getattr(RLModule, name) for name in passes)
+        own_exploration = type(self)._forward_exploration is not RLModule._forward_exploration
+        explores = "_forward_exploration" if own_exploration else "_forward"
         for name in ("_forward", *passes) if calls_forward else passes:
-            check_takes(getattr(self, name), f"{type(self).__name__}.{name}", "batch")
+            by_name = ("t",) if name == explores else ()
+            check_takes(getattr(self, name), f"{type(self).__name__}.{name}", "batch", by_name=by_name)
         self.setup()
 
     # -- to override ---------------------------------------------------------------------------

@@ -16,6 +16,7 @@ from rlzmq.config.model_config import DefaultModelConfig, model_config_to_dict, 
 from rlzmq.config.plain import SPEC_TAG
 from rlzmq.core.errors import ConfigurationError
 from rlzmq.core.imports import LazyModule
+from rlzmq.core.signatures import check_takes
 from rlzmq.core.spaces import space_from_plain, space_to_plain
 from rlzmq.core.synonyms import did_you_mean
 from rlzmq.core.trust import CALLER, Trust, class_name, find_code
@@ -118,15 +119,11 @@ class RLModuleSpec:
             UnsupportedSpaceError: If the default models cannot handle a space.
         """
         module_class = self.module_class or find_code(_DEFAULT_CLASS, CALLER)
+        names = ("observation_space", "action_space", "inference_only", "learner_only", "model_config")
+        check_takes(module_class.__init__, f"{module_class.__name__}.__init__", "self", by_name=names)
         with seeded(seed, module_id):
             try:
-                module = module_class(
-                    observation_space=self.observation_space,
-                    action_space=self.action_space,
-                    inference_only=self.inference_only,
-                    learner_only=self.learner_only,
-                    model_config=self.model_config,
-                )
+                module = module_class(**{name: getattr(self, name) for name in names})
             except Exception as error:
                 self._explain(error, module_class, module_id)
                 raise

@@ -343,10 +343,17 @@ def test_foreach_changes_several_columns_together() -> None:
     assert batch == {"a": {("E",): [11, 22]}, "b": {("E",): [1, 2]}}
 
 
-def test_switching_from_columns_to_modules() -> None:
-    batch = {"obs": {"m1": 1, "m2": 2}, "actions": {"m1": 3}}
-    expected = {"m1": {"obs": 1, "actions": 3}, "m2": {"obs": 2}}
-    assert ConnectorV2.switch_batch_from_column_to_module_ids(batch) == expected
+def test_a_piece_need_not_call_the_constructor_of_its_base() -> None:
+    class Own(ConnectorV2):
+        def __init__(self, factor: float) -> None:
+            self.factor = factor
+
+        def __call__(self, *, batch: dict[str, Any], **kwargs: Any) -> dict[str, Any]:
+            return {"x": batch["x"] * self.factor}
+
+    pipeline = ConnectorPipelineV2(OBS_SPACE, ACTION_SPACE, connectors=[Own(2.0)])
+    assert pipeline(rl_module=None, batch={"x": 3.0}, episodes=[]) == {"x": 6.0}
+    assert pipeline.observation_space is OBS_SPACE
 
 
 def test_spaces_may_depend_on_attributes_set_after_super_init() -> None:

@@ -294,7 +294,7 @@ class WideInTraining(Odd):
 
 def config_with(module_class: type, action_space: gym.Space[Any] = DISCRETE) -> Any:
     env_config = {"observation_space": BOX, "action_space": action_space}
-    spec = RLModuleSpec(module_class=module_class)
+    spec = RLModuleSpec(module_class=module_class, model_config={"hidden": 8})
     return small(env="rlzmq.envs.examples:RandomEnv", env_config=env_config, rl_module_spec=spec)
 
 
@@ -359,3 +359,34 @@ def test_of_several_modules_the_one_is_named() -> None:
     module = spec.build(module_id="striker")
     with pytest.raises(ConfigurationError, match=r"^module 'striker' \(TooWide\): "):
         check_acting_outputs(module)
+
+
+class TakesNoTime(WithValues):
+    def _forward(self, batch: dict[str, Any]) -> dict[str, Any]:  # type: ignore[override]
+        raise NotImplementedError
+
+
+class TakesThreeArguments(WithValues):
+    def __init__(self, observation_space: Any, action_space: Any, model_config: Any) -> None:
+        raise NotImplementedError
+
+
+@pytest.mark.parametrize(
+    ("module_class", "name"), [(TakesNoTime, "_forward"), (TakesThreeArguments, "__init__")]
+)
+def test_a_signature_without_what_is_passed_is_refused_at_build(module_class: type, name: str) -> None:
+    with pytest.raises(ConfigurationError, match=rf"{module_class.__name__}\.{name}: expected a function of"):
+        small(rl_module_spec=RLModuleSpec(module_class=module_class, model_config={"hidden": 8})).build()
+
+
+class Detached(WithValues):
+    def _forward_train(self, batch: dict[str, Any], **kwargs: Any) -> dict[str, Any]:
+        return {name: value.detach() for name, value in self._forward(batch).items()}
+
+
+@pytest.mark.parametrize("module_class", [Detached, WithValues])
+def test_a_policy_that_cannot_be_trained_is_told(
+    module_class: type, caplog: pytest.LogCaptureFixture
+) -> None:
+    with small(rl_module_spec=RLModuleSpec(module_class=module_class, model_config={"hidden": 8})).build():
+        assert ("depends on no trainable parameter" in caplog.text) is (module_class is Detached)
