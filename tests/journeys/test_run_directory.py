@@ -41,12 +41,14 @@ def printed(done: Done, what: str) -> str:
 
 @pytest.fixture
 def live(terminal: Terminal) -> Iterator[Command]:
-    """A run in runs/a that has written its first checkpoint, and goes on until the end of the journey."""
+    """A run in runs/a that has written its first checkpoint, and goes on at the end of the journey."""
     run = terminal.start(f"{PPO} --run-dir runs/a --seed 1")
     checkpoints = terminal.cwd / "runs/a/checkpoints"
     until(lambda: run.process.poll() is not None or [*checkpoints.glob("0*")], "a checkpoint")
     assert run.process.poll() is None, run.end()
+    run.signal(signal.SIGSTOP)
     yield run
+    run.signal(signal.SIGCONT)
     run.signal(signal.SIGTERM)
     assert run.end().code == 75
 

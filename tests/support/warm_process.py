@@ -25,6 +25,7 @@ import sys
 import threading
 import types
 from collections.abc import Sequence
+from os import _exit  # itself: rlzmq explains calls of os._exit
 from pathlib import Path
 from typing import Any, AnyStr, NoReturn
 
@@ -37,7 +38,14 @@ _ROOT = Path(__file__).parents[2]
 _MAX_BYTES, _MAX_FDS = 256 * 1024, 8
 _FREE_FD = 500  # above those that a test process opens
 _ARGS_BYTES = 1000  # of a program's arguments, to be seen in the process table
-_CLI = ("joining", "looking", "main", "servers", "train", "tune")
+_CLI = [f"rlzmq.cli.{command}" for command in ("joining", "looking", "main", "servers", "train", "tune")]
+# What a command imports when it parses its options, builds an algorithm, and trains.
+_LATE = (
+    "typeguard",
+    "rlzmq.algorithms.algorithm",
+    "rlzmq.algorithms.ppo.ppo_learner",
+    "rlzmq.telemetry.run_directory",
+)
 _CLONE_NUMBER = {"x86_64": 56, "aarch64": 220}.get(platform.machine())
 _CLONE_PARENT, _CLONE_CHILD_CLEARTID, _CLONE_CHILD_SETTID = 0x8000, 0x200000, 0x1000000
 _PR_GET_TID_ADDRESS = 40
@@ -237,7 +245,7 @@ def serve() -> None:
     """Import the modules and serve orders; in a clone, run its program."""
     signal.pthread_sigmask(signal.SIG_SETMASK, ())  # the fork server of the tests starts with signals blocked
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal's Ctrl-C is for the tests and the programs
-    for name in (*PRELOAD, *(f"rlzmq.cli.{command}" for command in _CLI)):
+    for name in (*PRELOAD, *_CLI, *_LATE):
         with contextlib.suppress(ModuleNotFoundError):  # of an extra
             importlib.import_module(name)
     importlib.import_module("torch").set_num_threads(1)
@@ -245,4 +253,24 @@ def serve() -> None:
     gc.freeze()
     order = _serve(socket.socket(fileno=int(sys.argv[1])))
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    _run(**order)
+    try:
+        _run(**order)
+    except SystemExit as ended:
+        if not isinstance(ended.code, int | None):
+            raise
+        _end(ended.code or 0)
+    _end(0)
+
+
+def _end(code: int) -> None:
+    """End as Python does, but keep what the server imported: freeing it would copy it first, in a third of a second."""
+    threading._shutdown()  # type: ignore[attr-defined]
+    atexit._run_exitfuncs()
+    vars(sys.modules["__main__"]).clear()
+    gc.collect()
+    try:
+        sys.stdout.flush()
+        sys.stderr.flush()
+    except (OSError, ValueError):
+        sys.exit(code)  # Python says what it says of a reader that has gone
+    _exit(code & 0xFF)
