@@ -168,11 +168,18 @@ def run_to_resume(directory: str | Path, config: BaseConfig | None) -> Iterator[
 
 
 def checkpoint_place(path: str | Path) -> Path:
-    """Return the checkpoint at `path`, or the newest intact one if it is a run directory."""
+    """Return the checkpoint at `path`, or the newest intact one if it is a run directory.
+
+    Raises:
+        CheckpointError: It is a run without an intact checkpoint.
+    """
     place = local_path(path)
     if (place / "manifest.json").exists() or not place.is_dir():
         return place
-    return latest_checkpoint(place) or place
+    newest = latest_checkpoint(place)
+    if newest is None and (torn := checkpoints_at(place)):
+        raise CheckpointError(f"{place}: none of its {len(torn)} checkpoints is intact. Start another run.")
+    return newest or place
 
 
 @dataclass(frozen=True)

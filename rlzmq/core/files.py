@@ -258,11 +258,11 @@ def read_private_file(path: str | os.PathLike[str], *, max_bytes: int = 64 * 102
     """
     try:
         is_stdin = os.fspath(path) in _STDIN
-        fd = os.dup(0) if is_stdin else os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        file = open(os.dup(0) if is_stdin else path, "rb")  # noqa: SIM115
     except OSError as error:
         raise ConfigurationError(f"cannot read {os.fspath(path)}: {error.strerror}") from error
-    with os.fdopen(fd, "rb") as file:
-        status = os.fstat(fd)
+    with file:
+        status = os.fstat(file.fileno())
         if not stat.S_ISSOCK(status.st_mode):  # a socket's mode means nothing
             _check_mode(os.fspath(path), stat.S_IMODE(status.st_mode))
             if status.st_uid not in (os.geteuid(), 0):  # root: kubelet, systemd

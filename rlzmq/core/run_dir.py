@@ -166,7 +166,13 @@ class RunDir:
         try:
             make_directories(self.path)
             lock = lock_file(self.path / LOCK, mode=0o664)
-            lock.write(f"pid {os.getpid()} on {platform.node()} since {time.strftime('%Y-%m-%d %H:%M:%S')}\n")
+            try:
+                lock.write(
+                    f"pid {os.getpid()} on {platform.node()} since {time.strftime('%Y-%m-%d %H:%M:%S')}\n"
+                )
+            except OSError:  # a full disk
+                lock.release(remove=True)
+                raise
         except BlockingIOError as error:
             raise ConfigurationError(
                 f"{self.path} is in use by {error.strerror or 'another process'}: a run has one driver. End that one "

@@ -119,7 +119,6 @@ _FLAGS = _by_word(
         "--log tb": "tensorboard_log tensorboard tb logger",
         "--log wandb": "track wandb wandb_project_name wandb_entity wandb_tags",
         "--resume RUN_OR_CHECKPOINT": "trained_agent restore load checkpoint resume_from i continue",
-        "--overwrite": "force",
         "--num-gpus-per-learner 0": "no_cuda cpu",
         "--max-concurrent-trials NUMBER | --num-env-runners NUMBER | --env-runners NUMBER": "jobs n_jobs",
         "--num-env-runners NUMBER | --env-runners NUMBER": (
@@ -137,19 +136,15 @@ _FLAGS = _by_word(
         "--video film.mp4 | rlzmq evaluate RUN --video film.mp4, after the run": (
             "capture_video render render_mode"
         ),
-        "nothing: checkpoints are written to --run-dir": "save_model checkpoint_at_end",
         "--checkpoint-replay true": "save_replay_buffer",
         "nothing: PyTorch is the only one": "framework",
-        "rlzmq train bc --input DIRECTORY: online algorithms sample their data": "input",
         "--on ENGINE": "ray_address hosts",
         "--join FILE | --host ADDRESS | --on ENGINE": "address bind ip",
         "--port NUMBER | nothing: a terminal shows the progress": "progress p",
         "--episodes? nothing: without --explore actions are deterministic | --seed NUMBER": "deterministic",
-        "--explore": "stochastic",
         "--episodes? nothing: without --explore actions are deterministic | --explore false": "no_explore",
         "--lr '[[0, 1e-3], [1000000, 0]]'": "lr_schedule lr_decay anneal_lr",
         "--wrappers 'FrameStackObservation(stack_size=4)'": "frame_stack",
-        "--is-atari true": "frame_skip atari",
         "--wrappers 'TimeLimit(max_episode_steps=NUMBER)'": "max_episode_steps time_limit horizon",
         "--config FILE.toml, or flags": "hyperparams hyperparameters conf_file yaml_file params",
         "--trials NUMBER | rlzmq tune ALGORITHM --env ENV --lr 1e-4..1e-2:log": "num_samples",
@@ -157,7 +152,6 @@ _FLAGS = _by_word(
         "rlzmq tune SPACE.toml, whose [tune] table has search_alg and scheduler": (
             "sampler pruner n_startup_trials search_alg scheduler"
         ),
-        "--evaluation-interval ITERATIONS, or afterwards rlzmq evaluate RUN": "eval evaluate",
         "--quiet": "silent q verbose",
         "--log-level? --log-level DEBUG | --verbose": "v debug",
         "--trials NUMBER": "n_trials",
@@ -313,7 +307,6 @@ _INSTEAD = _by_word(
         "the connector FrameStackingEnvToModule, with env_runners(env_to_module_connector=…)": "VecFrameStack",
         "`rlzmq evaluate RUN --video film.mp4`": "RecordVideo VecVideoRecorder",
         "`rlzmq train --log tb,wandb`": "configure Logger SummaryWriter wandb WandbCallback",
-        "an algorithm's config: PPOConfig": "Args Config AlgorithmSpec DEFAULT_CONFIG",
         "torch.nn.init": "layer_init normc_initializer",
         "SingleAgentEnvRunner": "Runner RolloutWorker",
         "PettingZoo's; ParallelPettingZooEnv makes an env of several agents of it": "ParallelEnv",
@@ -363,7 +356,6 @@ _INSTEAD = _by_word(
             "get_base_struct_from_space"
         ),
         "an assert on result.metrics of a tune.Result, or `rlzmq train --stop`": "check_learning_achieved",
-        "print(result): results print themselves in short": "pretty_print",
         "warnings.warn": "log_once deprecation_warning Deprecated",
         "cv2.resize, or the wrappers of gymnasium": "resize",
         "str": "PolicyID EpisodeID",

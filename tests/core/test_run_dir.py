@@ -12,9 +12,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from rlzmq.algorithms.checkpoints import checkpoint_place
 from rlzmq.core import faults
 from rlzmq.core.checkpoint import read_checkpoint
-from rlzmq.core.errors import CheckpointError
+from rlzmq.core.errors import CheckpointError, ConfigurationError
+from rlzmq.core.files import FileLock
 from rlzmq.core.run_dir import RunDir, find_checkpoint, num_bytes_of
 
 
@@ -58,6 +60,21 @@ def test_torn_and_altered_ones_are_skipped_and_said_so(tmp_path: Path) -> None:
     assert [path.name for path, _ in found.skipped] == ["000003", "000002"]
     assert "torn" in found.skipped[0][1]
     assert "altered" in found.skipped[1][1]
+    shutil.rmtree(found.path)
+    with pytest.raises(CheckpointError, match="none of its 2 checkpoints is intact"):
+        checkpoint_place(tmp_path)
+
+
+def test_a_lock_that_cannot_be_written_is_not_left_behind(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(self: FileLock, text: str) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(FileLock, "write", full)
+    with pytest.raises(ConfigurationError, match="No space left"):
+        RunDir(tmp_path / "run").take()
+    assert list((tmp_path / "run").iterdir()) == []
 
 
 def test_what_another_lineage_left_is_set_aside(tmp_path: Path) -> None:

@@ -82,6 +82,8 @@ def test_private_files_are_private_whatever_the_umask(tmp_path: Path) -> None:
         os.umask(old_umask)
     assert (tmp_path / "key").stat().st_mode & 0o777 == 0o600
     assert read_private_file(tmp_path / "key") == "secret"
+    with pytest.raises(ConfigurationError, match="Is a directory"):
+        read_private_file(tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == ["key"]
     (tmp_path / "key").chmod(0o640)
     with pytest.raises(ConfigurationError, match="chmod 600"):
