@@ -54,44 +54,28 @@ def test_each_optimizer_steps_its_parameters_at_its_rate(algorithm: str, data: P
     assert result["gradients_moving_global_norm"] > 0.0
 
 
-@pytest.mark.parametrize("algorithm", ALGORITHMS)
-def test_every_parameter_has_an_optimizer(
-    algorithm: str, data: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    learner = trained(config_of(algorithm, data))[0]
-    assert "have no optimizer" not in caplog.text
-    assert learner.optimizers.entries
+class OneOptimizer:
+    """Mix-in: an optimizer of some parameters, besides the algorithm's or alone."""
 
-
-class LeavesOneOut:
-    """Mix-in: the last parameter is in no optimizer."""
+    chosen, is_alone = slice(-1), True
 
     def configure_optimizers_for_module(self: Any, module_id: str, config: Any) -> None:
-        mine = [p for p in self.get_parameters(self.module[module_id]) if p.requires_grad][:-1]
-        self.register_optimizer(
-            module_id=module_id, optimizer=torch.optim.SGD(mine, lr=0.1), params=mine, lr_or_lr_schedule=0.1
-        )
-
-
-class StepsOneTwice:
-    """Mix-in: a parameter is in two optimizers."""
-
-    def configure_optimizers_for_module(self: Any, module_id: str, config: Any) -> None:
-        super().configure_optimizers_for_module(module_id, config)  # type: ignore[misc]
-        mine = self.get_parameters(self.module[module_id])[-1:]
-        self.register_optimizer(
-            module_id=module_id, optimizer_name="other", optimizer=torch.optim.SGD(mine, lr=0.1), params=mine
-        )
+        if not self.is_alone:
+            super().configure_optimizers_for_module(module_id, config)  # type: ignore[misc]
+        mine = self.get_parameters(self.module[module_id])[self.chosen]
+        optimizer = torch.optim.SGD(mine, lr=0.1)
+        self.register_optimizer(module_id=module_id, optimizer_name="own", optimizer=optimizer, params=mine)
 
 
 def test_parameters_without_an_optimizer_are_named_and_those_with_two_refused(
-    data: Path, caplog: pytest.LogCaptureFixture
+    data: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    learner = trained(config_of("ppo", data, LeavesOneOut))[0]
+    learner = trained(config_of("ppo", data, OneOptimizer))[0]
     last = [name for name, _ in learner.module["default_policy"].named_parameters()][-1]
     assert f"1 of its parameters have no optimizer, so they are never trained: {last}." in caplog.text
+    monkeypatch.setattr(OneOptimizer, "is_alone", False)
     with pytest.raises(ValueError, match="'default_optimizer' of module 'default_policy' steps"):
-        trained(config_of("ppo", data, StepsOneTwice))
+        trained(config_of("ppo", data, OneOptimizer))
 
 
 def test_td_errors_that_are_not_one_per_row_are_refused(data: Path) -> None:
@@ -116,11 +100,14 @@ class NotesGradients:
     ("algorithm", "grad_clip_by"),
     [*[(name, "global_norm") for name in ALGORITHMS], *product(("ppo", "sac"), ("value", "norm"))],
 )
-def test_the_gradients_of_each_optimizer_are_clipped(algorithm: str, grad_clip_by: str, data: Path) -> None:
+def test_the_gradients_of_each_optimizer_are_clipped(
+    algorithm: str, grad_clip_by: str, data: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     most = 1e-4
     config = config_of(algorithm, data, NotesGradients, grad_clip=most, grad_clip_by=grad_clip_by)
     learner, _, result = trained(config)
     assert len(learner.noted) == NUM_OPTIMIZERS.get(algorithm, 1)
+    assert "have no optimizer" not in caplog.text
     for (name, _), gradients in zip(
         learner.get_optimizers_for_module("default_policy"), learner.noted, strict=True
     ):
