@@ -108,7 +108,7 @@ _CHECKS = [  # the likeliest root first
         "{clip_fraction:.0%} of the probability ratios are outside of 1 ± clip_param={clip_param:g}: the policy "
         "has no gradient there",
         "Lower lr or num_epochs, or raise minibatch_size",
-        above=0.8,
+        above=0.95,  # healthy runs with a narrow clip range and many epochs have up to 0.9
     ),
     *(
         _Check(

@@ -55,7 +55,7 @@ def test_two_iterations_in_a_row_are_no_finding_and_a_healthy_one_begins_anew() 
             }
         )
 
-    assert [bool(examine(share)) for share in (0.9, 0.9, 0.1, 0.9, 0.9, 0.9)] == [False] * 5 + [True]
+    assert [bool(examine(share)) for share in (0.99, 0.99, 0.9, 0.99, 0.99, 0.99)] == [False] * 5 + [True]
 
 
 def result(
