@@ -19,7 +19,6 @@ import zmq
 from hypothesis import HealthCheck, settings
 
 from rlzmq.actors import forkserver
-from rlzmq.actors.forkserver import PRELOAD
 from tests.support.warm_process import WarmPopen, with_popen
 
 # How the terminal is that the tests are started from, or which rank of a job, is nothing to them.
@@ -103,7 +102,7 @@ def same_draws() -> None:
 @pytest.fixture(scope="session")
 def fork_server() -> Iterator[None]:
     """One warm server for all tests that start processes, ended with them: its process must be gone."""
-    forkserver.prestart(PRELOAD)
+    forkserver.get_fork_server()
     yield
     server = psutil.Process(forkserver.get_fork_server().pid)
     forkserver.shutdown()

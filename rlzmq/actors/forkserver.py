@@ -1,6 +1,6 @@
 """The driver's side of the fork server: one preloaded server per process, children on request.
 
-Importing this module is cheap and :func:`prestart` returns at once, so that the server imports torch
+Importing this module is cheap and :func:`get_fork_server` returns at once, so that the server imports torch
 while the driver still does.
 """
 
@@ -25,7 +25,7 @@ from rlzmq.core.errors import PeerLostError
 from rlzmq.core.patience import Restarts
 from rlzmq.core.process import blocked
 
-__all__ = ["PRELOAD", "ForkServer", "ForkedChild", "get_fork_server", "prestart", "shutdown"]
+__all__ = ["PRELOAD", "ForkServer", "ForkedChild", "get_fork_server", "shutdown"]
 
 PRELOAD = (
     "torch",
@@ -138,13 +138,9 @@ class ForkedChild:
 
 
 class ForkServer:
-    """The server process, started without waiting for its imports. Thread-safe.
+    """The server process, started without waiting for its imports: those of `PRELOAD` that exist. Thread-safe."""
 
-    Args:
-        preload: Modules it imports first; missing ones are skipped.
-    """
-
-    def __init__(self, preload: Sequence[str] = PRELOAD) -> None:
+    def __init__(self) -> None:
         self._owner_pid = os.getpid()
         self._delay_s: float | None = None
         self._lock = threading.Lock()
@@ -163,7 +159,7 @@ class ForkServer:
                         str(theirs.fileno()),
                         str(os.getpid()),
                         root,
-                        *preload,
+                        *PRELOAD,
                     ],
                     stdin=subprocess.DEVNULL,
                     pass_fds=(theirs.fileno(),),
@@ -273,30 +269,21 @@ class ForkServer:
 
 
 _server: ForkServer | None = None
-_preload: tuple[str, ...] = PRELOAD
 _server_lock = threading.Lock()
 
 
-def get_fork_server(preload: Sequence[str] = PRELOAD) -> ForkServer:
-    """Return this process's fork server; start it if there is none, or if it has died."""
-    global _server, _preload
+def get_fork_server() -> ForkServer:
+    """Return this process's fork server at once; start it if there is none, or if it has died.
+
+    Called before this process imports torch, it imports torch at the same time.
+    """
+    global _server
     with _server_lock:
         if _server is None or not _server.is_usable:
-            if _server is None:
-                _preload = tuple(preload)
-            else:
+            if _server is not None:
                 _server.close()
-            _server = ForkServer(_preload)
+            _server = ForkServer()
         return _server
-
-
-def prestart(preload: Sequence[str] = PRELOAD) -> None:
-    """Start the fork server and return at once; call it before importing torch.
-
-    Args:
-        preload: Modules that children find imported; ignored if the server runs already.
-    """
-    get_fork_server(preload)
 
 
 def shutdown() -> None:

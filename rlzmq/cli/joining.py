@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rlzmq.actors.forkserver import prestart
+from rlzmq.actors.forkserver import get_fork_server
 from rlzmq.actors.loop_thread import new_event_loop
 from rlzmq.actors.system import ActorSystem
 from rlzmq.cli.interrupt import exit_code_of_signal, on_signals
@@ -90,7 +90,7 @@ def runner(options: RunnerOptions) -> int:
         raise ConfigurationError(f"--env-runners must be at least 1, got {options.env_runners}")
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     if options.env_runners > 1:
-        prestart()  # it imports torch while this process fetches the config
+        get_fork_server()  # it imports torch while this process fetches the config
     with asyncio.Runner(loop_factory=new_event_loop) as runner:
         return runner.run(_run_runners(options))
 

@@ -38,12 +38,13 @@ class LaunchOptions:
     description="Show the logs of a run that an engine runs, or end it.",
 )
 def launch(options: LaunchOptions) -> int:
-    return _logs(options) if options.action == "logs" else _stop(options)
-
-
-def _logs(options: LaunchOptions) -> int:
     jobs = Jobs.of_run(options.run)
     engine = engine_of(jobs)
+    if options.action == "stop":
+        for name in jobs.handles:  # the head first: its goodbye ends the others
+            print(f"stopping    the {name}", flush=True)
+            engine.end(name, engine.living(name), options.grace)
+        return 0
     if not options.follow:
         for name in jobs.handles:
             _show(engine, name, follow=False)
@@ -63,15 +64,6 @@ def _logs(options: LaunchOptions) -> int:
 def _show(engine: Engine, role: str, *, follow: bool) -> None:
     for line in engine.logs(role, follow=follow):
         print(printable(f"[{role}] {line}", keep="\t"), flush=True)
-
-
-def _stop(options: LaunchOptions) -> int:
-    jobs = Jobs.of_run(options.run)
-    engine = engine_of(jobs)
-    for name in jobs.handles:  # the head first: its goodbye ends the others
-        print(f"stopping    the {name}", flush=True)
-        engine.end(name, engine.living(name), options.grace)
-    return 0
 
 
 @dataclass

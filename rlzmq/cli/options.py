@@ -30,10 +30,7 @@ _ALIASES = {
 _NUMBER = r"[-+]?[\d.]*\d(?:[eE][-+]?\d+)?"
 _RANGE = re.compile(rf"({_NUMBER})\.\.({_NUMBER})(:log)?")  # 1e-4..1e-2:log
 _LIST = re.compile(rf"{_NUMBER}(?:,{_NUMBER})+")
-_TABLES = ("model_config", "evaluation_config")  # objects in Python, dicts on the command line
 _NAMES = ("policies", "policies_to_train")
-_NAMED_CODE = ("policy_mapping_fn",)
-_WRAPPERS = ("wrappers",)
 # No flags of other algorithms: what only offline ones read.
 _OF_OFFLINE = ("input_", "dataset_", "offline_eval")
 _METAVARS = {
@@ -43,6 +40,14 @@ _METAVARS = {
     str: "TEXT",
     list: "JSON",
     dict: "KEY=VALUE|JSON",
+}
+# Of settings that are other objects in Python.
+_METAVARS_OF = {
+    "model_config": _METAVARS[dict],
+    "evaluation_config": _METAVARS[dict],
+    **dict.fromkeys(_NAMES, "ID,ID,…"),
+    "policy_mapping_fn": "PACKAGE.MODULE:NAME",
+    "wrappers": "NAME,NAME(KEY=VALUE),…",
 }
 
 
@@ -112,9 +117,9 @@ def apply_settings(config: BaseConfig, options: Any) -> None:
 
 def _value(config: BaseConfig, setting: str, text: str) -> object:
     """Convert a flag's text: JSON, Python's True, False and None, or the text itself."""
-    if setting in _NAMED_CODE:
+    if setting == "policy_mapping_fn":
         return setting_from_text(setting, text)
-    if setting in _WRAPPERS:
+    if setting == "wrappers":
         return split_wrappers(text)
     if setting in _NAMES:
         return _parsed_json(text, default=None) or [name.strip() for name in text.split(",") if name.strip()]
@@ -190,14 +195,8 @@ def _parsed_toml(text: str) -> dict[str, Any]:
 
 def _metavar(setting: str, annotation: object) -> str | None:
     """Return the placeholder of a flag's value; None if a setting cannot be given as text."""
-    if setting in _TABLES:
-        return _METAVARS[dict]
-    if setting in _NAMES:
-        return "ID,ID,…"
-    if setting in _NAMED_CODE:
-        return "PACKAGE.MODULE:NAME"
-    if setting in _WRAPPERS:
-        return "NAME,NAME(KEY=VALUE),…"
+    if setting in _METAVARS_OF:
+        return _METAVARS_OF[setting]
     parts: list[str] = []
     for option in _options_of(annotation):
         kind = typing.get_origin(option) or option

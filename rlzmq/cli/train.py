@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
 
-from rlzmq.actors.forkserver import prestart
+from rlzmq.actors.forkserver import get_fork_server
 from rlzmq.cli.interrupt import DRAIN_S, Interrupt
 from rlzmq.cli.main import EXIT_INTERNAL, EXIT_INTERRUPTED, EXIT_USAGE
 from rlzmq.cli.parsing import command, flag_of, import_first, parse
@@ -179,7 +179,7 @@ def train(arguments: Sequence[str]) -> int:
             options.quiet |= options.dry_run  # it prints a script
             with _taken(algorithm, options) as (directory, config):
                 if options.on == "local":
-                    prestart()  # the fork server imports torch while this process reads the settings
+                    get_fork_server()  # the fork server imports torch while this process reads the settings
                     return _train(arguments, options, config, directory, interrupt)
                 config.validate()
             return _submit(arguments, options, directory.path)  # the directory is the head's

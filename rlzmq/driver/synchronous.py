@@ -15,7 +15,7 @@ import inspect
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, Concatenate, Generic, NoReturn, ParamSpec, Self, TypeVar, overload
 
-from rlzmq.actors.forkserver import prestart
+from rlzmq.actors.forkserver import get_fork_server
 from rlzmq.actors.loop_thread import get_loop_thread, in_calling_thread
 from rlzmq.config.base_config import BaseConfig
 from rlzmq.core.call_watch import CallWatch
@@ -75,7 +75,7 @@ def coroutine_runner(config: BaseConfig) -> RunCoroutine:
     """Return a function that runs coroutines to completion for a synchronous caller."""
     if not needs_processes(config):
         return drive
-    prestart()  # the fork server imports torch while this process builds the run
+    get_fork_server()  # the fork server imports torch while this process builds the run
     return get_loop_thread().run
 
 

@@ -483,6 +483,7 @@ def _next_env_steps(
 
 # Random streams derive from the index: above those of the driver's runners.
 _FIRST_INDEX = 2_000_000
+_LEAVE_S = 10.0
 
 
 class RemoteRunner:
@@ -582,18 +583,12 @@ class RemoteRunner:
                 )
         return self.num_env_steps, None
 
-    async def leave(self, reason: str = "interrupted", *, within_s: float = 10.0) -> None:
-        """Take no more leases; `wait` returns once the current fragment is with the broker.
-
-        Args:
-            reason: Reason for the broker's log.
-            within_s: Seconds after which `wait` returns in any case; only the current fragment is lost then.
-        """
+    async def leave(self) -> None:
+        """Take no more leases; `wait` returns once the current fragment is with the broker, or is lost after 10 s."""
         link: Any = self._role._link if self._role is not None else None
         if link is not None and self._stop_leaving is None and not link.ended.done():
-            link.leave(reason)
-            loop = asyncio.get_running_loop()
-            self._stop_leaving = loop.call_later(within_s, self._give_up_leaving, link)
+            link.leave("interrupted")
+            self._stop_leaving = asyncio.get_running_loop().call_later(_LEAVE_S, self._give_up_leaving, link)
 
     def _give_up_leaving(self, link: Any) -> None:
         if not link.ended.done():

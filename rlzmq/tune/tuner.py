@@ -15,7 +15,7 @@ from typing import Any
 
 from rich.table import Table
 
-from rlzmq.actors.forkserver import prestart
+from rlzmq.actors.forkserver import get_fork_server
 from rlzmq.actors.loop_thread import get_loop_thread
 from rlzmq.algorithms.algorithm import Algorithm
 from rlzmq.algorithms.registry import ALGORITHMS, get_config_class
@@ -237,7 +237,7 @@ class Tuner:
             ConfigurationError: The experiment exists already, another process runs it or the directory holds a training
                 run, or the settings are incompatible.
         """
-        prestart()  # the fork server imports torch while this process opens the study
+        get_fork_server()  # the fork server imports torch while this process opens the study
         return get_loop_thread().run(self.fit_async())
 
     async def fit_async(self) -> ResultGrid:

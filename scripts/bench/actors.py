@@ -42,7 +42,7 @@ def report(options: argparse.Namespace) -> Iterator[str]:
     begin = time.perf_counter()
     from rlzmq.actors import forkserver
 
-    forkserver.prestart()
+    forkserver.get_fork_server()
     yield from asyncio.run(figures(begin))
 
 

@@ -28,7 +28,8 @@ import asyncio, os, subprocess, sys
 from rlzmq.actors import forkserver
 from rlzmq.actors.system import ActorSystem
 
-forkserver.prestart(preload=[])
+forkserver.PRELOAD = ()
+forkserver.get_fork_server()
 
 class Worker:
     def pids(self):
@@ -104,13 +105,13 @@ def test_nothing_is_left_after_a_signal_whatever_the_server_does(
 
 
 @pytest.mark.alone
-def test_prestart_returns_at_once_and_leaves_torch_alone() -> None:
+def test_the_server_starts_at_once_and_leaves_torch_alone() -> None:
     script = """
 import sys, time
 from pathlib import Path
 start = time.perf_counter()
 from rlzmq.actors import forkserver
-forkserver.prestart()
+forkserver.get_fork_server()
 seconds = time.perf_counter() - start
 assert "torch" not in sys.modules and "numpy" not in sys.modules
 is_warm = "libtorch" in Path(f"/proc/{forkserver.get_fork_server().pid}/maps").read_text()

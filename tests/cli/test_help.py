@@ -127,7 +127,7 @@ def test_a_run_says_what_it_starts_before_torch_is_imported(tmp_path: Path) -> N
     code = (
         "import sys; from rlzmq.cli import train\n"
         "train._checkpoint_to_resume = lambda *a: sys.exit('torch is imported' if 'torch' in sys.modules else 0)\n"
-        "train.prestart = lambda: None\n"
+        "train.get_fork_server = lambda: None\n"
         "train.train(['ppo', '--env', 'CartPole-v1', '--learners', '1'])"
     )
     done = subprocess.run(

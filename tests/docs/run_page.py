@@ -114,7 +114,7 @@ def _main() -> None:
 
         from rlzmq.actors import forkserver
 
-        forkserver.prestart(sys.argv[1:])
+        forkserver.get_fork_server()
         _make_small()
         for order in sys.stdin:
             page, directory, *arguments = json.loads(order)

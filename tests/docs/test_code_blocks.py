@@ -21,7 +21,6 @@ from typing import IO, Any
 import numpy as np
 import pytest
 
-from rlzmq.actors.forkserver import PRELOAD
 from tests.docs.pages import PAGES, name_of
 from tests.support.runs import two_agents
 from tests.support.warm_process import WarmPopen
@@ -48,7 +47,7 @@ class Pages:
 
     def _start(self, directory: Path, said: IO[str]) -> None:
         self._process: subprocess.Popen[str] = WarmPopen(
-            [sys.executable, "-m", "tests.docs.run_page", *PRELOAD],
+            [sys.executable, "-m", "tests.docs.run_page"],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=said, text=True,
             env={**os.environ, "TMPDIR": str(directory), "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)},
         )  # fmt: skip
