@@ -455,10 +455,6 @@ class ActorHandle:
         """Whether the actor was killed here, or has ended."""
         return self._link.is_ending
 
-    def dump_stacks(self) -> None:
-        """Make the actor's process, which seems to hang, write the stacks of all its threads to stderr."""
-        self._link.signal(STACKS_TO_STDERR)
-
     def send_signal(self, number: int) -> None:
         """Send a signal to the actor's process; do nothing if it has ended."""
         self._link.signal(number)

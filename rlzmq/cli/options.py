@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from rlzmq.cli.parsing import flag_of
 from rlzmq.config.plain import setting_from_text
 from rlzmq.config.search_space import SearchObject, grid_search, lograndint, loguniform, randint, uniform
-from rlzmq.config.settings import Setting
 from rlzmq.core.errors import ConfigurationError
 from rlzmq.envs.wrappers import split_wrappers
 
@@ -68,7 +67,8 @@ def options_type(config_class: type[BaseConfig], name: str, base: type) -> type:
             continue
         if setting.startswith(_OF_OFFLINE) and defaults.is_online:
             continue
-        text = f"{_help(field)} (default: {_shown(vars(defaults).get(setting))})"
+        doc = re.sub(r"\bNone\b", "none", field.doc.replace("`", "")).rstrip(".") or field.name
+        text = f"{doc} (default: {_shown(vars(defaults).get(setting))})"
         aliases = [_ALIASES[setting]] if setting in _ALIASES else None
         flag = flag_of(setting)[2:]
         marks = tyro.conf.arg(name=flag, help=text, metavar=metavar, help_behavior_hint="", aliases=aliases)
@@ -224,8 +224,3 @@ def _options_of(annotation: object) -> list[Any]:
 def _shown(value: object) -> str:
     """Format a default as a user would type it."""
     return value if isinstance(value, str) else "none" if value is None else json.dumps(value, default=str)
-
-
-def _help(field: Setting) -> str:
-    """Return the setting's explanation without markup."""
-    return re.sub(r"\bNone\b", "none", field.doc.replace("`", "")).rstrip(".") or field.name

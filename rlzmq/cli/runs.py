@@ -80,7 +80,7 @@ def _listed(runs: Sequence[Run]) -> list[str]:
             [
                 str(run.path), run.algorithm, run.env, "–" if run.seed is None else str(run.seed), *_progress(run)[:2],
                 run.state, time.strftime("%Y-%m-%d %H:%M", time.localtime(run.changed_s)),
-                _size(run.num_bytes),
+                f"{run.num_bytes / 1e6:,.1f} MB",
             ]
         )  # fmt: skip
     return _columns(rows)
@@ -158,10 +158,6 @@ def _columns(rows: Sequence[Sequence[str]]) -> list[str]:
         printable("  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)).rstrip())
         for row in rows
     ]
-
-
-def _size(num_bytes: int) -> str:
-    return f"{num_bytes / 1e9:.1f} GB" if num_bytes >= 1e9 else f"{num_bytes / 1e6:.1f} MB"
 
 
 @dataclass

@@ -105,9 +105,7 @@ def dashboard(options: DashboardOptions) -> int:
     watched = Watched(options.runs or ["runs"])
 
     def started(port: int) -> Dashboard:
-        return Dashboard(
-            watched, host=options.host, port=port, hosts=options.allow_host, token=token, announce=_announce
-        )
+        return Dashboard(watched, host=options.host, port=port, hosts=options.allow_host, token=token)
 
     if options.port is not None:
         dashboard = started(options.port)
@@ -154,10 +152,6 @@ def dashboard_of(path: Path) -> Iterator[None]:
                 process.wait(3.0)
             except subprocess.TimeoutExpired:
                 process.kill()
-
-
-def _announce(link: str) -> None:
-    print(f"dashboard   {link}", flush=True)
 
 
 def check_installed() -> None:

@@ -102,8 +102,12 @@ class AlgorithmOptions(TuneOptions):
 def tune(arguments: Sequence[str]) -> int:
     """Run the command with `arguments`, which follow ``rlzmq tune``; return the exit code."""
     algorithm = arguments[0].lower() if arguments and arguments[0].lower() in ALGORITHMS else None
+    kind: type = _FileOptions
+    if algorithm is not None:
+        config_class = get_config_class(algorithm)
+        kind = options_type(config_class, f"Tune{config_class.__name__}", AlgorithmOptions)
     options: Any = parse(
-        _options_type(algorithm),
+        kind,
         arguments if algorithm is None else arguments[1:],
         usage=f"rlzmq tune {algorithm} --env ENV --lr 1e-4..1e-2:log [options]"
         if algorithm
@@ -133,14 +137,6 @@ def tune(arguments: Sequence[str]) -> int:
             print(f"interrupted\nresume      {again}", flush=True)
             return interrupt.exit_code
     return _print_summary(results, tuner, options)
-
-
-def _options_type(algorithm: str | None) -> type:
-    """Return the options of a search over flags of an algorithm; None: over a file."""
-    if algorithm is None:
-        return _FileOptions
-    config_class = get_config_class(algorithm)
-    return options_type(config_class, f"Tune{config_class.__name__}", AlgorithmOptions)
 
 
 def _tuner(algorithm: str | None, options: Any) -> Tuner:

@@ -35,6 +35,7 @@ from rlzmq.config.base_config import BaseConfig
 from rlzmq.core import faults
 from rlzmq.core.errors import PeerLostError, StandstillError
 from rlzmq.core.patience import ANSWER_S, HEARTBEAT_S, STEP_S, FairClock, Patience
+from rlzmq.core.process import STACKS_TO_STDERR
 from rlzmq.driver.async_env_runner_group import MergedConnectors
 from rlzmq.driver.driver_link import DriverLink, MetaCheck, ReportReader, num_left_out
 from rlzmq.driver.join_files import (
@@ -106,7 +107,7 @@ class Watchdog:
         for handle in self._pipeline.handles:
             if not handle.exited.done():
                 with contextlib.suppress(NotImplementedError):  # local actors have no stacks
-                    handle.dump_stacks()
+                    handle.send_signal(STACKS_TO_STDERR)
         if not self.has_tried:
             self.has_tried = True
             _log.error("Re-forming broker and learner group, once.")

@@ -195,7 +195,8 @@ class LearnerFormation(RunTasks):
             for handle in [handle for handle in self.handles if handle.exited.done()]:
                 self.handles.remove(handle)
                 num_failed = 0
-            if not self.handles and self._may_start_over():
+            has_state = self.last_resort is not None or self.is_untouched
+            if not self.handles and has_state and self._config.restart_failed_learners:
                 if not went_back and not self.is_untouched:
                     _log.warning("All learners have died: restoring the driver's last copy of their state.")
                     self.num_rollbacks += 1
@@ -240,9 +241,6 @@ class LearnerFormation(RunTasks):
                 f"with: {error} Check that they reach each other (GLOO_SOCKET_IFNAME or NCCL_SOCKET_IFNAME name "
                 "the network interface; a firewall between them?). A checkpoint can be restored in a new run."
             ) from error
-
-    def _may_start_over(self) -> bool:
-        return self._config.restart_failed_learners and (self.last_resort is not None or self.is_untouched)
 
     async def _start_over(self) -> None:
         """Load `last_resort` on replacements, since no rank is left. Skip it if there is nothing to lose yet."""

@@ -130,7 +130,7 @@ async def test_a_standstill_is_reported_formed_anew_and_ends_the_run_with_a_chec
         impatient(algo, 1.0)
         dumped = []
         runner = algo.env_runner_group.handles[0]
-        runner.dump_stacks = lambda: dumped.append(runner)
+        runner.send_signal = lambda number: dumped.append(runner)
         algo.session.pipeline._driver.core.open_update = lambda update: []  # the broker never hears of it
         with pytest.raises(StandstillError, match="waits for the driver to open update 2"):
             await algo.train()

@@ -174,7 +174,6 @@ class Dashboard:
         port: Port; 0: any free one.
         hosts: Additional names of this server to accept in the Host header.
         token: Bearer token for programs; None: no token is accepted.
-        announce: Called with the link, and with a new one whenever a used one was opened.
 
     Raises:
         ConfigurationError: The address cannot be used.
@@ -188,7 +187,6 @@ class Dashboard:
         port: int = 0,
         hosts: Sequence[str] = (),
         token: str | None = None,
-        announce: Callable[[str], None] = print,
     ) -> None:
         self._watched = watched
         try:
@@ -199,7 +197,6 @@ class Dashboard:
         self._port = self._socket.getsockname()[1]
         name = f"[{host}]" if ":" in host else host
         self._base = f"http://{name}:{self._port}"
-        self._announce = announce
         self._clients: dict[asyncio.Event, str] = {}
         self._failure: BaseException | None = None
         routes = [
@@ -215,7 +212,7 @@ class Dashboard:
             hosts=[*_LOOPBACK, name, *hosts],
             cookie=f"rlzmq_dashboard_{self._port}",
             token=token,
-            announce=lambda path: announce(self._base + path),
+            announce=self._announce,
         )
         # Streams see the end at their next tick.
         settings = server_config(self._gate, log_level="warning", timeout_graceful_shutdown=5)
@@ -227,16 +224,19 @@ class Dashboard:
         return self._base + self._gate.path
 
     def serve(self) -> None:
-        """Print the link and serve until `stop` or a signal.
+        """Print the link, and a new one whenever a used one was opened; serve until `stop` or a signal.
 
         Raises:
             Exception: Reading the runs failed.
         """
-        self._announce(self.link)
+        self._announce(self._gate.path)
         with contextlib.suppress(KeyboardInterrupt):
             self._server.run(sockets=[self._socket])
         if self._failure is not None:
             raise self._failure
+
+    def _announce(self, path: str) -> None:
+        print(f"dashboard   {self._base}{path}", flush=True)
 
     def stop(self) -> None:
         """Make `serve` return. May be called from any thread."""
