@@ -192,17 +192,12 @@ class CircularBuffer(BatchSource):
         self._iterations = iterations_per_batch
         self._slots: tuple[tuple[Any, int], ...] = ()  # (batch, remaining uses), oldest first
 
-    @property
-    def num_uses_left(self) -> int:
-        """Number of draws possible without a fresh batch."""
-        return sum(uses for _, uses in self._slots)
-
     def add(self, episodes: object) -> None:
         self._slots = (*self._slots, (episodes, self._iterations))[-self._capacity :]
         self.num_added += num_env_steps_of(episodes)
 
     def plan_batches(self, num_fresh: int, rank: int, num_ranks: int) -> int:
-        above = self.num_uses_left - self._capacity * (self._iterations - 1) // 2
+        above = sum(uses for _, uses in self._slots) - self._capacity * (self._iterations - 1) // 2
         return min(max(above, 1), self._iterations)
 
     def batches(self, num_batches: int, rng: np.random.Generator) -> Iterator[Any]:

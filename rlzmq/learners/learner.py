@@ -574,6 +574,8 @@ class Learner(TellsUncalled, Checkpointable):
         for module_id in self.module:
             self._prepare_module(module_id)
         self.configure_optimizers()
+        if type(self.module)._forward_train is not MultiRLModule._forward_train:
+            self.optimizers.shared = [m for m in self.module if m not in self.config.module_ids]
         for module_id, module in self.module.items():
             if self.rl_module_is_compatible(module):
                 self.optimizers.warn_of_untrained(module_id, module)

@@ -70,11 +70,13 @@ class Optimizers:
 
     Attributes:
         entries: All of them; a module's are adjacent, in order of registration.
+        shared: Ids of modules that a MultiRLModule runs for others, which step with every minibatch.
         coefficients: Setting → module id → current value, see `Learner`.
     """
 
     def __init__(self) -> None:
         self.entries: list[RegisteredOptimizer] = []
+        self.shared: list[str] = []
         self._by_module: dict[str, list[RegisteredOptimizer]] = {}
         self.coefficients: defaultdict[str, dict[str, float]] = defaultdict(dict)
         self._schedules: dict[tuple[str, str], Schedule] = {}
@@ -249,7 +251,8 @@ class Optimizers:
 
     def by_module(self, module_ids: Iterable[str]) -> dict[str, list[RegisteredOptimizer]]:
         """Return the optimizers that step when these modules are trained; those of `ALL_MODULES` come last."""
-        return {m: self._by_module[m] for m in (*module_ids, ALL_MODULES) if m in self._by_module}
+        stepped = (*module_ids, *self.shared, ALL_MODULES)
+        return {m: self._by_module[m] for m in stepped if m in self._by_module}
 
     def schedule(self, module_id: str, settings: Mapping[str, Any]) -> None:
         """Let a module's settings follow their schedules, from the first value on."""

@@ -16,6 +16,8 @@ from rlzmq.connectors.connector_v2 import ConnectorV2
 from rlzmq.episodes.columns import Columns
 from rlzmq.episodes.episode_batch import EpisodeBatch
 from rlzmq.episodes.multi_agent_episode import MultiAgentEpisode
+from rlzmq.learners.learner import TorchLearner
+from rlzmq.modules.multi_rl_module import MultiRLModule
 from rlzmq.modules.multi_rl_module_spec import MultiRLModuleSpec
 from rlzmq.modules.rl_module import SelfSupervisedLossAPI, TorchRLModule
 from rlzmq.modules.spec import RLModuleSpec
@@ -181,3 +183,37 @@ def test_four_learners_of_two_recurrent_modules_train_on_uneven_data(tmp_path: P
         assert np.isfinite(result["learners"][module_id]["policy_loss"])
     steps = {mid: result["learners"][mid]["num_module_steps_trained"] for mid in "ab"}
     assert 0 < 8 * steps["b"] < steps["a"]
+
+
+class Layer(TorchRLModule):
+    def setup(self) -> None:
+        self.net = torch.nn.Linear(4, 4)
+
+    def _forward_train(self, batch: dict[str, Any], **kwargs: Any) -> dict[str, Any]:
+        return {Columns.OBS: self.net(batch[Columns.OBS])}
+
+
+class OnTrunk(MultiRLModule):
+    def _forward_train(self, batch: dict[str, Any], **kwargs: Any) -> dict[str, Any]:
+        return {m: self[m].forward_train(self["trunk"].forward_train(batch[m])) for m in batch}
+
+
+class Squares(TorchLearner):
+    def compute_loss_for_module(self, *, fwd_out: Any, **kwargs: Any) -> torch.Tensor:
+        return fwd_out[Columns.OBS].square().mean()  # type: ignore[no-any-return]
+
+
+def test_a_module_that_others_share_is_trained_with_them() -> None:
+    space = gym.spaces.Box(-1, 1, (4,))
+    layer = RLModuleSpec(module_class=Layer, observation_space=space, action_space=space)
+    spec = MultiRLModuleSpec(
+        multi_rl_module_class=OnTrunk, rl_module_specs=dict.fromkeys(("first", "second", "trunk"), layer)
+    )
+    learner: Any = Squares(config=small(policies=["first", "second"]), module_spec=spec)
+    learner.build()
+    before = learner.module.get_state()
+    before = {m: {name: np.array(value) for name, value in of.items()} for m, of in before.items()}
+    learner.update(batch={"first": {Columns.OBS: torch.ones(5, 4)}})
+    after = learner.module.get_state()
+    moved = [m for m in after if any(not np.array_equal(after[m][n], before[m][n]) for n in after[m])]
+    assert sorted(moved) == ["first", "trunk"]
