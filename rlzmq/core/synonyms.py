@@ -131,13 +131,10 @@ _FLAGS = _by_word(
         "--learners NUMBER": "num_learners",
         "--model-config? nothing: the default networks fit the observation space": "policy",
         "rlzmq train ALGORITHM --env ENV": "algo run algorithm",
-        "an env of several agents, with --policies and --policy-mapping-fn": "num_agents",
         "--video film.mp4": "record",
         "--video film.mp4 | rlzmq evaluate RUN --video film.mp4, after the run": (
             "capture_video render render_mode"
         ),
-        "--checkpoint-replay true": "save_replay_buffer",
-        "nothing: PyTorch is the only one": "framework",
         "--on ENGINE": "ray_address hosts",
         "--join FILE | --host ADDRESS | --on ENGINE": "address bind ip",
         "--port NUMBER | nothing: a terminal shows the progress": "progress p",

@@ -279,3 +279,17 @@ def test_a_piece_that_drops_what_the_loss_needs_is_told_what_to_return(config_cl
     text = "module 'default_policy': .* column 'action_.*return the whole batch"
     with config.build() as algo, pytest.raises(ConfigurationError, match=text):
         algo.train()
+
+
+class PromisesSeven(ConnectorV2):
+    def recompute_output_observation_space(self, *spaces: Any) -> gym.Space[Any]:
+        return gym.spaces.Box(-1.0, 1.0, (7,))
+
+    def __call__(self, *, batch: dict[str, Any], **kwargs: Any) -> dict[str, Any]:
+        return batch
+
+
+def test_observations_that_do_not_fit_the_default_module_are_told_with_both_shapes() -> None:
+    config = small(env_to_module_connector=lambda env, spaces, device: PromisesSeven())
+    with config.build() as algo, pytest.raises(ValueError, match=r"shape \(2, 4\), expected \[batch, 7\]"):
+        algo.train()

@@ -367,12 +367,15 @@ class ActingChain:
         self._encoders = encoders
         self._head = head
         self._max_rows = max_rows
+        first = encoders[0][1] if encoders else head
+        self._width = first[0][0].shape[1] if first else None
 
     def takes(self, x: object) -> bool:
         """Return whether the chain computes what the module does for these inputs."""
         return (
             type(x) is Tensor
             and x.dtype is torch.float32
+            and self._width in (x.shape[-1], None)
             and (self._max_rows is None or (x.dim() == 2 and len(x) <= self._max_rows))
         )
 
