@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import logging
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from rlzmq.algorithms.registry import find_preset
@@ -231,6 +231,30 @@ class AlgorithmConfig(BaseConfig):
             result.multi_rl_module_class = outer.given_class
             result.model_config = outer.model_config
         return result
+
+    def get_multi_agent_setup(
+        self,
+        *,
+        policies: Any = None,
+        env: Any = None,
+        spaces: Mapping[str, Any] | None = None,
+    ) -> tuple[dict[str, Any], Callable[[str, Any], bool]]:
+        """Return the module specs, and the rule that selects the trained modules.
+
+        Args:
+            policies: Replaces `config.policies`.
+            env: See `get_multi_rl_module_spec`.
+            spaces: See `get_multi_rl_module_spec`.
+
+        Returns:
+            (``{module id: its RLModuleSpec, with spaces}``, ``fn(module_id, batch) -> whether it is trained``).
+        """
+        config = self
+        if policies is not None:
+            config = self.copy(copy_frozen=False)
+            config.multi_agent(policies=policies)
+        specs = config.get_multi_rl_module_spec(env=env, spaces=spaces).rl_module_specs
+        return dict(specs), self.should_update
 
     # -- learners -------------------------------------------------------------------------------
 

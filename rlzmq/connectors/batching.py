@@ -205,6 +205,17 @@ class BatchItemMethods:
                 for target, old, new in zip(lists, items, func(items, *ids), strict=True):
                     target[index] = _tag_like(old, new)
 
+    @staticmethod
+    def switch_batch_from_column_to_module_ids(
+        batch: dict[str, dict[str, Any]],
+    ) -> dict[str, dict[str, Any]]:
+        """Convert ``{column: {module_id: data}}`` to ``{module_id: {column: data}}``."""
+        by_module: dict[str, dict[str, Any]] = {}
+        for column, column_data in batch.items():
+            for module_id, data in column_data.items():
+                by_module.setdefault(module_id, {})[column] = data
+        return by_module
+
 
 def _zipped(
     episodes: Iterator[Any], column: Mapping[tuple[Any, ...], list[Any]] | list[Any]

@@ -155,11 +155,28 @@ class EnvContext(dict[str, Any]):
         self.recreated_worker = recreated_worker
 
     def copy_with_overrides(
-        self, env_config: Mapping[str, Any] | None = None, **overrides: int | None
+        self,
+        env_config: Mapping[str, Any] | None = None,
+        worker_index: int | None = None,
+        vector_index: int | None = None,
+        remote: bool | None = None,
+        num_workers: int | None = None,
+        recreated_worker: bool | None = None,
     ) -> EnvContext:
-        """Return a copy with the given values of the constructor's arguments replaced; None keeps the value."""
-        kept: dict[str, Any] = vars(self) | {name: new for name, new in overrides.items() if new is not None}
-        return EnvContext(dict(self) if env_config is None else env_config, **kept)
+        """Return a copy with the given values replaced; None keeps the value."""
+        return EnvContext(
+            dict(self) if env_config is None else env_config,
+            self.worker_index if worker_index is None else worker_index,
+            self.vector_index if vector_index is None else vector_index,
+            self.remote if remote is None else remote,
+            self.num_workers if num_workers is None else num_workers,
+            self.recreated_worker if recreated_worker is None else recreated_worker,
+        )
+
+    def set_defaults(self, defaults: Mapping[str, Any]) -> None:
+        """Add those keys of ``defaults`` that are missing."""
+        for key, value in defaults.items():
+            self.setdefault(key, value)
 
 
 @dataclass(frozen=True)

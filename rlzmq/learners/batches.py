@@ -36,6 +36,7 @@ from torch import Tensor
 
 from rlzmq.connectors.common.layout import states_are_known, to_tensor
 from rlzmq.connectors.rows import TrainRows
+from rlzmq.core.errors import ConfigurationError
 from rlzmq.core.tree import tree_map
 from rlzmq.episodes.columns import DEFAULT_MODULE_ID, Columns
 from rlzmq.episodes.episode_batch import EpisodeBatch, concat_joined, num_env_steps_of
@@ -442,9 +443,14 @@ class TrainBatches:
             for module_id, columns in batch.items()
             if module_id in self._learner.module and isinstance(columns, Mapping)
         }
-        if known or not batch:
-            return known
-        return {DEFAULT_MODULE_ID: dict(batch)}
+        if not known:
+            return {DEFAULT_MODULE_ID: dict(batch)} if batch else {}
+        if stray := [name for name, value in batch.items() if not isinstance(value, Mapping)]:
+            raise ConfigurationError(
+                f"train batch: expected columns by module id, got also {', '.join(map(repr, stray))} beside "
+                f"{', '.join(map(repr, known))}. A connector piece adds a column to batch[module_id]."
+            )
+        return known
 
     def _finish(self, columns: dict[str, dict[str, Any]]) -> TrainBatch:
         train_batch = TrainBatch()

@@ -19,6 +19,7 @@ from rlzmq import (
     RLModuleSpec,
 )
 from rlzmq.driver.process_config import with_module
+from rlzmq.envs.examples import MultiAgentCartPole
 
 
 def cartpole() -> PPOConfig:
@@ -286,3 +287,17 @@ def test_validation_can_be_switched_off() -> None:
     config.experimental(_validate_config=False).validate()
     with pytest.raises(ConfigurationError):
         config.experimental(_validate_config=True).validate()
+
+
+def test_the_multi_agent_setup_is_specs_and_who_is_trained() -> None:
+    config = PPOConfig().environment(MultiAgentCartPole, env_config={"num_agents": 2})
+    config.multi_agent(
+        policies={"p0"}, policy_mapping_fn=lambda agent_id, episode: "p0", policies_to_train=["p0"]
+    )
+    specs, is_trained = config.get_multi_agent_setup(policies=["p0", "p1"])
+    assert list(specs) == ["p0", "p1"]
+    assert specs["p1"].action_space == gym.spaces.Discrete(2)
+    assert [is_trained(module_id, None) for module_id in specs] == [True, False]
+    assert config.module_ids == ["p0"]
+    config.multi_agent(policies_to_train=lambda module_id, batch: batch == 1)
+    assert config.get_multi_agent_setup()[1]("p0", 1)

@@ -343,6 +343,12 @@ def test_foreach_changes_several_columns_together() -> None:
     assert batch == {"a": {("E",): [11, 22]}, "b": {("E",): [1, 2]}}
 
 
+def test_switching_from_columns_to_modules() -> None:
+    batch = {"obs": {"m1": 1, "m2": 2}, "actions": {"m1": 3}}
+    expected = {"m1": {"obs": 1, "actions": 3}, "m2": {"obs": 2}}
+    assert ConnectorV2.switch_batch_from_column_to_module_ids(batch) == expected
+
+
 def test_a_piece_need_not_call_the_constructor_of_its_base() -> None:
     class Own(ConnectorV2):
         def __init__(self, factor: float) -> None:

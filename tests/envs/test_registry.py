@@ -109,11 +109,12 @@ def test_settings_that_do_not_fit_are_refused() -> None:
         make_env("CartPole-v1", {"no_such_setting": 1})
 
 
-def test_a_context_is_copied_with_overrides() -> None:
+def test_a_context_is_copied_with_overrides_and_takes_defaults() -> None:
     context = EnvContext({"a": 1}, worker_index=1, num_workers=4)
     other = context.copy_with_overrides(vector_index=2)
     assert (other, other.worker_index, other.vector_index, other.num_workers) == ({"a": 1}, 1, 2, 4)
-    other["a"] = 2
+    other.set_defaults({"a": 5, "b": 6})
+    assert other == {"a": 1, "b": 6}
     assert context == {"a": 1}
 
 

@@ -13,6 +13,7 @@ import torch
 from rlzmq import MultiAgentEnv
 from rlzmq.algorithms.ppo.ppo_learner import PPOLearner
 from rlzmq.connectors.connector_v2 import ConnectorV2
+from rlzmq.core.errors import ConfigurationError
 from rlzmq.episodes.columns import Columns
 from rlzmq.episodes.episode_batch import EpisodeBatch
 from rlzmq.episodes.multi_agent_episode import MultiAgentEpisode
@@ -103,6 +104,18 @@ def test_each_module_is_trained_on_its_agents_steps() -> None:
     assert results["__all_modules__"]["num_env_steps_trained"] == sum(map(len, given))
     assert results["__all_modules__"]["num_module_steps_trained"] == sum(steps.values())
     assert np.isfinite(results["second"]["policy_loss"])
+
+
+def test_a_column_beside_the_modules_is_an_error() -> None:
+    class AddsBonus(ConnectorV2):
+        def __call__(self, *, batch: dict[str, Any], **kwargs: Any) -> dict[str, Any]:
+            batch["bonus"] = torch.zeros(3)
+            return batch
+
+    learner, given = learner_and_episodes()
+    learner._learner_connector.append(AddsBonus())
+    with pytest.raises(ConfigurationError, match="'bonus' beside 'first', 'second'"):
+        learner.update(episodes=given)
 
 
 def test_a_module_without_agents_in_the_data_is_left_alone() -> None:

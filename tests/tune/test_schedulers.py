@@ -8,6 +8,7 @@ import logging
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import optuna
 import pytest
 from rich.console import Console
@@ -15,6 +16,7 @@ from rich.console import Console
 from rlzmq import PPOConfig, tune
 from rlzmq.core.errors import ConfigurationError
 from rlzmq.tune.schedulers import (
+    PB2,
     ASHAScheduler,
     HyperBandScheduler,
     MedianStoppingRule,
@@ -136,6 +138,30 @@ def test_population_based_training_exploits_the_best_and_changes_values() -> Non
     assert pbt.choose([trials[2], trials[3]]) is trials[2]
 
 
+def test_pb2_chooses_the_values_that_were_worth_most_and_follows_them_when_they_change() -> None:
+    bounds = {"a": (0, 10), "inner": {"size": (0, 8)}}
+    pb2 = with_metric(PB2(perturbation_interval=1, hyperparam_bounds=bounds, quantile_fraction=0.5, seed=3))
+    trials = [FakeTrial(f"{i:05d}", {"a": 5.0 - i, "inner": {"size": 4}}) for i in range(2)]
+    for trial in trials:
+        pb2.on_trial_add(trial)
+    rng = np.random.default_rng(0)
+    totals = [0.0, 0.0]
+    chosen: dict[float, list[float]] = {7.5: [], 2.5: []}
+    for time in range(1, 61):
+        best = 7.5 if time <= 30 else 2.5
+        for index, trial in enumerate(trials):
+            totals[index] += 5.0 - abs(trial.config["a"] - best)
+            decision = pb2.on_trial_result(trial, result(time, totals[index]))
+            if decision.exploits is not None and time % 30 > 15:
+                chosen[best].append(decision.changes["a"])
+                assert isinstance(decision.changes["inner/size"], int)
+            trial.config = {"a": rng.uniform(0, 10), "inner": {"size": 4}}
+    for best, values in chosen.items():
+        assert len(values) >= 5
+        assert all(0 <= value <= 10 for value in values)
+        assert abs(np.median(values) - best) < 1.5, (best, values)
+
+
 def test_a_result_without_the_metric_is_an_error_if_it_is_required() -> None:
     pbt = with_metric(PopulationBasedTraining(hyperparam_mutations={"a": [1]}))
     with pytest.raises(ConfigurationError, match=r"needs 'value', .* Did you mean 'values'\?"):
@@ -168,6 +194,7 @@ def test_population_based_training_draws_new_values() -> None:
         (lambda: ASHAScheduler(grace_period=9, max_t=3), "at most max_t"),
         (lambda: PopulationBasedTraining(hyperparam_mutations={"lr": 3}), "a search object or a function"),
         (lambda: PopulationBasedTraining(hyperparam_mutations={"a": [1]}, synch=True), "take turns instead"),
+        (lambda: PB2(hyperparam_bounds={"a": {"b": (2, 1)}}), r"'a/b'.*expected \(lower, upper\)"),
         (lambda: ASHAScheduler().set_search_properties(None, "max"), "set TuneConfig"),
         (lambda: ASHAScheduler(metric="a").set_search_properties("b", "max"), "in one of them only"),
         (lambda: create_scheduler("ahsa"), "Did you mean 'asha'"),

@@ -6,12 +6,13 @@ import copy
 import dataclasses
 import math
 import statistics
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import numpy as np
 
-from rlzmq.config.search_space import Categorical, Domain, Function, Numeric
+from rlzmq.config.search_space import Categorical, Domain, Function, Numeric, uniform
 from rlzmq.config.settings import Setting, settings_of
 from rlzmq.core.errors import ConfigurationError
 from rlzmq.core.synonyms import did_you_mean
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 __all__ = [
     "CONTINUE",
     "PAUSE",
+    "PB2",
     "ASHAScheduler",
     "AsyncHyperBandScheduler",
     "Decision",
@@ -363,7 +365,7 @@ class PopulationBasedTraining(TrialScheduler):
         if time is None or score is None:
             return CONTINUE
         self._scores[trial.trial_id] = score
-        if time < max(self.burn_in_period, self._compared_at[trial.trial_id] + self.perturbation_interval):
+        if not self.is_due(trial, time):
             return CONTINUE
         self._compared_at[trial.trial_id] = time
         bottom, top = self._quantiles()
@@ -374,6 +376,11 @@ class PopulationBasedTraining(TrialScheduler):
             action = "pause" if others_wait else "continue"
             return Decision(action, exploits=source, changes=self._explore(source))  # type: ignore[arg-type]
         return PAUSE if others_wait else Decision(saves=trial in top)
+
+    def is_due(self, trial: Trial, time: float) -> bool:
+        """Return whether the trial is compared with the others at this time."""
+        interval = time - self._compared_at[trial.trial_id]
+        return time >= self.burn_in_period and interval >= self.perturbation_interval
 
     def on_trial_end(self, trial: Trial) -> None:
         """Remove the trial from the population."""
@@ -401,13 +408,17 @@ class PopulationBasedTraining(TrialScheduler):
         return ranked[:number], ranked[-number:]
 
     def _explore(self, source: Trial) -> dict[str, Any]:
+        """Return the source's config values, with mutations."""
+        changed, explore = self._changes(source), self.custom_explore_fn
+        return changed if explore is None else dict(explore(copy.deepcopy(changed)))
+
+    def _changes(self, source: Trial) -> dict[str, Any]:
         """Return new values by path, from the source's."""
-        settings, explore = settings_of(type(source.config)), self.custom_explore_fn
-        changed = {
+        settings = settings_of(type(source.config))
+        return {
             path: self._perturbed(mutation, config_value(source.config, path), settings.get(path))
             for path, mutation in self._mutations.items()
         }
-        return changed if explore is None else dict(explore(copy.deepcopy(changed)))
 
     def _perturbed(self, mutation: Any, value: Any, setting: Setting | None) -> object:
         resamples = self._rng.uniform() < self.resample_probability
@@ -430,6 +441,82 @@ class PopulationBasedTraining(TrialScheduler):
         return product if setting is None else setting.nearest(product)
 
 
+_FEWEST = 4  # intervals before they tell which values are good
+_NEWEST = 30  # intervals that count: what was good earlier need not be good now
+
+
+@dataclasses.dataclass
+class PB2(PopulationBasedTraining):
+    """Population-based training that learns which values make trials better, instead of changing them at random.
+
+    Optuna's TPESampler, which sees the newest intervals of all trials, suggests values with which the metric grows
+    fast. A bad trial continues from a good one's checkpoint with them. It needs fewer trials than
+    PopulationBasedTraining; values are numbers within bounds.
+
+    Args:
+        hyperparam_bounds: The values to change: path (or nested dicts) -> (lower, upper).
+        time_attr, metric, mode, perturbation_interval, burn_in_period, quantile_fraction, custom_explore_fn, seed: As
+            in PopulationBasedTraining, whose hyperparam_mutations, resample_probability and perturbation_factors have
+            no effect.
+    """
+
+    hyperparam_bounds: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        bounds = flatten(self.hyperparam_bounds)
+        for path, pair in bounds.items():
+            if not isinstance(pair, list | tuple) or len(pair) != 2 or not pair[0] < pair[1]:
+                raise ConfigurationError(f"hyperparam_bounds[{path!r}]={pair!r}: expected (lower, upper).")
+        if not bounds:
+            raise ConfigurationError("PB2 needs hyperparam_bounds, e.g. {'lr': (1e-5, 1e-3)}.")
+        self.hyperparam_mutations: Mapping[str, Any] = {path: uniform(*pair) for path, pair in bounds.items()}
+        super().__post_init__()
+        self._before: dict[str, tuple[float, float]] = {}  # time and score at the begin of a trial's interval
+        self._intervals: deque[tuple[dict[str, float], float]] = deque(maxlen=_NEWEST)  # values, growth
+
+    def on_trial_result(self, trial: Trial, result: Mapping[str, Any]) -> Decision:
+        """Record what an interval's values were worth; see PopulationBasedTraining."""
+        time, score = self.time_of(result), self.score_of(result)
+        if time is not None and score is not None and self.is_due(trial, time):
+            if trial.trial_id in self._before:
+                since, before = self._before[trial.trial_id]
+                values = {
+                    path: bounds.clip(config_value(trial.config, path))
+                    for path, bounds in self._mutations.items()
+                }
+                self._intervals.append((values, (score - before) / max(time - since, 1e-9)))
+            self._before[trial.trial_id] = time, score
+        return super().on_trial_result(trial, result)
+
+    def note_exploited(self, trial: Trial, source_result: Mapping[str, Any]) -> None:
+        """Record that the trial continues from a checkpoint with this last result."""
+        super().note_exploited(trial, source_result)
+        time, score = self.time_of(source_result), self.score_of(source_result)
+        if time is not None and score is not None:
+            self._before[trial.trial_id] = time, score
+
+    def _changes(self, source: Trial) -> dict[str, Any]:
+        optuna = load_optuna()
+        ranges = {
+            path: optuna.distributions.FloatDistribution(bounds.lower, bounds.upper)
+            for path, bounds in self._mutations.items()
+        }
+        seed = int(self._rng.integers(2**31))
+        study = optuna.create_study(
+            direction="maximize", sampler=optuna.samplers.TPESampler(n_startup_trials=_FEWEST, seed=seed)
+        )
+        study.add_trials(
+            [
+                optuna.create_trial(params=values, distributions=ranges, value=growth)
+                for values, growth in self._intervals
+            ]
+        )
+        return {
+            path: round(value) if isinstance(config_value(source.config, path), int) else value
+            for path, value in study.ask(ranges).params.items()
+        }
+
+
 _SCHEDULERS: dict[str, Callable[..., TrialScheduler]] = {
     "fifo": FIFOScheduler,
     "asha": ASHAScheduler,
@@ -439,23 +526,25 @@ _SCHEDULERS: dict[str, Callable[..., TrialScheduler]] = {
     "median_stopping_rule": MedianStoppingRule,
     "medianstopping": MedianStoppingRule,
     "pbt": PopulationBasedTraining,
+    "pb2": PB2,
 }
 
-
-_INSTEAD = {
-    "ResourceChangingScheduler": "tune.with_resources(…): a trial's cores are fixed",
-    "PB2": "PopulationBasedTraining",
-}
 
 if not TYPE_CHECKING:  # a name that is not there is an error to a type checker, too
 
     def __getattr__(name: str) -> object:
-        instead = f" Instead: {_INSTEAD[name]}." if name in _INSTEAD else did_you_mean(name, __all__)
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}.{instead}")
+        instead = (
+            " Instead: tune.with_resources(…): a trial's cores are fixed."
+            if name == "ResourceChangingScheduler"
+            else ""
+        )
+        raise AttributeError(
+            f"module {__name__!r} has no attribute {name!r}.{instead or did_you_mean(name, __all__)}"
+        )
 
 
 def create_scheduler(scheduler: str, **settings: object) -> TrialScheduler:
-    """Return a scheduler by name: "fifo", "asha", "hyperband", "median_stopping_rule" or "pbt".
+    """Return a scheduler by name: "fifo", "asha", "hyperband", "median_stopping_rule", "pbt" or "pb2".
 
     Raises:
         ConfigurationError: There is no such scheduler, or it has no such setting.
