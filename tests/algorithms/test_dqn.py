@@ -187,10 +187,6 @@ def test_how_much_the_actions_distributions_differ() -> None:
     assert stats.keys() <= results.keys()
 
 
-def priorities_of(buffer: Any) -> list[float]:
-    return buffer._store.tree.get(buffer._store.ordered_steps()).tolist()  # type: ignore[no-any-return]
-
-
 def test_target_networks_follow_after_so_many_sampled_steps() -> None:
     made = config(
         train_batch_size_per_learner=3, training_intensity=2.0, target_network_update_freq=6, tau=0.25
@@ -385,7 +381,8 @@ def test_each_modules_td_errors_become_priorities_of_its_own_steps() -> None:
     )
     results = learner.update(episodes=[episode.to_numpy()])
     # All rows are the one terminal step of each agent: |reward - q|.
-    priorities = {m: priorities_of(b) for m, b in learner.source.buffer.buffers.items()}
+    stores = {m: buffer._store for m, buffer in learner.source.buffer.buffers.items()}
+    priorities = {m: store.tree.get(store.ordered_steps()).tolist() for m, store in stores.items()}
     assert priorities == {"p": [pytest.approx(2.0)], "q": [pytest.approx(3.0)]}
     assert (results["p"]["qf_mean"], results["q"]["qf_mean"]) == (pytest.approx(3.0), pytest.approx(5.0))
 

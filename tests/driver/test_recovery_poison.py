@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
 from pathlib import Path
@@ -54,7 +55,7 @@ async def test_fragments_that_a_learner_refuses_are_put_aside_and_their_runner_i
     )
     async with config.build_async() as algo:
         supervisor = algo.env_runner_group.supervisor
-        supervisor.prepare.append(lambda *_: _touch(cured))
+        supervisor.prepare.append(lambda *_: asyncio.to_thread(cured.touch))
         number = 0
         while algo.env_runner_group.num_restarts == 0:
             number += 1
@@ -70,10 +71,6 @@ async def test_fragments_that_a_learner_refuses_are_put_aside_and_their_runner_i
     for path in quarantine.glob("*.fragment"):
         _, arrays, _ = decode_fragment(fragment_from_bytes(path.read_bytes()))
         assert any(array.dtype.kind == "f" and np.isnan(array).any() for array in arrays)
-
-
-async def _touch(path: Path) -> None:
-    path.touch()  # noqa: ASYNC240
 
 
 async def test_a_runner_that_sends_nothing_else_ends_the_run_with_what_it_sent(

@@ -124,17 +124,14 @@ async def test_a_resumed_run_continues_its_ratio_and_its_schedules(tmp_path: Pat
             )
         second: dict[str, Any] = {"remote_worker_ids": [2]}
         # On a busy machine the first runner may have sampled these updates alone.
-        while (await algo.env_runner_group.foreach_env_runner(_global_env_steps, **second)) == [0]:
+        group = algo.env_runner_group
+        while (await group.foreach_env_runner(lambda runner: runner.global_env_steps, **second)) == [0]:
             check(await algo.train())
             num_done += 1
         # Epsilon is that of so many env steps, at first 280: 1 - 0.9 * 280 / 400.
         epsilon = 1 - 0.9 * 40 * (num_done - 1) / 400
-        (sampled,) = await algo.env_runner_group.foreach_env_runner(_least_probability, **second)
+        (sampled,) = await group.foreach_env_runner(_least_probability, **second)
         assert sampled == pytest.approx(epsilon / 2, abs=0.9 * 40 / 400)
-
-
-def _global_env_steps(env_runner: Any) -> int:
-    return int(env_runner.global_env_steps)
 
 
 def _least_probability(env_runner: Any) -> float:

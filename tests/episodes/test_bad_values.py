@@ -31,10 +31,6 @@ def batch_of(num_steps: int = 6, *, num_episodes: int = 2, is_stateful: bool = F
     return batch
 
 
-def steps_of(batch: Any) -> list[list[float]]:
-    return [episode.get_rewards().tolist() for episode in batch]
-
-
 def rest_of(batch: Any) -> Any:
     found = find_bad_values(batch)
     assert found is not None
@@ -49,7 +45,8 @@ def test_the_chunk_that_holds_the_value_is_left_out(column: str, slot: int, valu
     batch = batch_of()
     batch.columns[column][slot] = value
     batch.columns["rewards"][7:13] += 1
-    assert steps_of(rest_of(batch)) == [[1, 2, 3, 4, 5, 6]]
+    (rest,) = rest_of(batch)
+    assert rest.get_rewards().tolist() == [1, 2, 3, 4, 5, 6]
 
 
 def test_what_nobody_reads_does_not_count() -> None:

@@ -296,11 +296,6 @@ def test_optimizer_state_of_another_architecture_is_refused() -> None:
         square_learner("b").set_state({"optimizer": state["optimizer"]})
 
 
-def _losses_of_two_updates() -> list[float]:
-    learner = square_learner()
-    return [learner.update(batch=rows(4))["default_policy"]["total_loss"] for _ in range(2)]
-
-
 def test_batches_are_trained_as_one_and_iterators_batch_by_batch() -> None:
     whole = rows(12)
     parts = [{Columns.OBS: whole[Columns.OBS][:5]}, {Columns.OBS: whole[Columns.OBS][5:]}]
@@ -313,7 +308,9 @@ def test_batches_are_trained_as_one_and_iterators_batch_by_batch() -> None:
     results = learner.update(data_iterators=[iter([rows(4), rows(4), rows(4)])], num_total_minibatches=2)
     assert results["__all_modules__"]["num_gradient_updates"] == 2
     assert results["__all_modules__"]["num_env_steps_trained"] == 8
-    assert results["default_policy"]["total_loss"] == pytest.approx(np.mean(_losses_of_two_updates()))
+    twin = square_learner()
+    losses = [twin.update(batch=rows(4))["default_policy"]["total_loss"] for _ in range(2)]
+    assert results["default_policy"]["total_loss"] == pytest.approx(np.mean(losses))
     with pytest.raises(ValueError, match="at least one batch"):
         learner.update(batches=[])
     with pytest.raises(ValueError, match="'rewards'"):

@@ -133,10 +133,8 @@ def test_a_runner_that_is_gone_for_long_is_forgotten_and_may_not_come_back():
 
 # ------------------------------------------------------------------ peers from outside
 
-ORIGIN = "runner at 10.0.0.9"
 
-
-def _hello(bench: Bench, peer: str, number: int = 0, origin: str = ORIGIN, **fields) -> list:
+def _hello(bench: Bench, peer: str, number: int = 0, origin: str = "runner at 10.0.0.9", **fields) -> list:
     values = {"name": f"{peer}@host", "uuid": f"uuid-{peer}-{number}", "num_envs": 1, **fields}
     return bench.event(Received(peer.encode(), Hello("runner", **values), origin=origin))
 

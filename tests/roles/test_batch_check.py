@@ -41,15 +41,12 @@ def test_what_is_not_finite_is_refused(value: float) -> None:
         BatchCheck().check(batch_of(reward=value))
 
 
-LOGITS = {"logits": np.zeros((2, 2), np.float32)}
-
-
 @pytest.mark.parametrize(
     "wrong", [np.zeros(3, np.float32), np.zeros(2, np.int64), {"a": np.zeros(2, np.float32)}]
 )
 def test_no_number_of_fragments_redefines_what_the_module_puts_out(wrong: Any) -> None:
     check = BatchCheck()
-    check.expect({}, None, {"default_policy": LOGITS})
+    check.expect({}, None, {"default_policy": {"logits": np.zeros((2, 2), np.float32)}})
     check.check(batch_of(logits=np.zeros(2, np.float32)))
     with pytest.raises(ValueError, match=r"logits.*; the module's own outputs define it$"):
         check.check(batch_of(logits=wrong))

@@ -244,14 +244,6 @@ def test_what_does_not_fit_is_the_envs_failure(make_runner: Any, place: int, val
     assert runner.sample_lease(3).num_env_steps == 6  # of new episodes, with nothing of that step
 
 
-def step_of_four(self: Any, action: Any) -> Any:
-    return np.zeros(1, np.float32), 1.0, False, {}
-
-
-def reset_without_info(self: Any, **kwargs: Any) -> Any:
-    return np.zeros(1, np.float32)
-
-
 class ResetsWithoutSeed(FailsAt):
     def reset(self) -> Any:  # type: ignore[override]
         return super().reset()
@@ -260,9 +252,12 @@ class ResetsWithoutSeed(FailsAt):
 @pytest.mark.parametrize(
     ("method", "expected"),
     [
-        ({"step": step_of_four}, "(observation, reward, terminated, truncated, info)"),
+        (
+            {"step": lambda self, action: (np.zeros(1), 1.0, False, {})},
+            "(observation, reward, terminated, truncated, info)",
+        ),
         ({"step": lambda self, action: None}, "(observation, reward, terminated, truncated, info)"),
-        ({"reset": reset_without_info}, "returns (observation, info)"),
+        ({"reset": lambda self, **kwargs: np.zeros(1)}, "returns (observation, info)"),
         ({"reset": ResetsWithoutSeed.reset}, "def reset(self, *, seed=None, options=None)"),
     ],
 )

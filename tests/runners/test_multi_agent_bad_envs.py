@@ -67,10 +67,6 @@ def put(place: int, agent_id: Any, value: Any) -> Change:
     return lambda row: row[place].__setitem__(agent_id, value)
 
 
-def drop(place: int, agent_id: Any) -> Change:
-    return lambda row: row[place].__delitem__(agent_id)
-
-
 def replace(place: int, value: Any) -> Change:
     return lambda row: row.__setitem__(place, value)
 
@@ -83,7 +79,7 @@ def runner_of(change: Change, *, fused: bool, num_envs: int = 1, **env_config: A
 
 
 REFUSED: dict[str, tuple[Change, list[str]]] = {
-    "reward missing": (drop(REWARDS, "b"), ["agent 'b'", "no reward"]),
+    "reward missing": (lambda row: row[REWARDS].__delitem__("b"), ["agent 'b'", "no reward"]),
     "reward of two numbers": (put(REWARDS, "b", np.zeros(2)), ["agent 'b'", "one number", "array([0., 0.])"]),
     "reward a text": (put(REWARDS, "a", "1.5"), ["agent 'a'", "one number", "str '1.5'"]),
     "observation of a done agent": (

@@ -89,21 +89,17 @@ class RestlessObservers(RestlessAgentsEnv):
         ).astype(space.dtype)
 
 
-def fixed_mapping(agent_id: Any, episode: Any, **kwargs: Any) -> str:
-    return "one" if agent_id in ("a", "c") else "two"
-
-
 def changing_mapping(agent_id: Any, episode: Any, **kwargs: Any) -> str:
     """Another module in each episode."""
     id_ = getattr(episode, "id_", None) or "0"
     return "one" if (int(id_, 16) + AGENTS.index(agent_id)) % 2 else "two"
 
 
-def shared_mapping(agent_id: Any, episode: Any, **kwargs: Any) -> str:
-    return "one"
-
-
-MAPPINGS = {"fixed": fixed_mapping, "changing": changing_mapping, "shared": shared_mapping}
+MAPPINGS = {
+    "fixed": lambda agent_id, episode, **kwargs: "one" if agent_id in ("a", "c") else "two",
+    "changing": changing_mapping,
+    "shared": lambda agent_id, episode, **kwargs: "one",
+}
 
 
 def make_config(

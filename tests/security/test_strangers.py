@@ -201,19 +201,15 @@ def _flood(join: JoinFile, frames: list[Any], hello: Hello | None) -> int:
     return num
 
 
-_RUNNER = Hello("runner", "flood@elsewhere", "flood", num_envs=1)
-_OBSERVER = Hello("observer", "flood", "flood")
-_CONFIG = encode_message(ConfigRequest())
 _SNAPSHOT = encode_message(SnapshotRequest(-1, -1))
-_STATUS = encode_message(StatusRequest())
 
 
 @pytest.mark.parametrize(
     ("role", "hello", "frames"),
     [
-        ("observer", None, _CONFIG),
-        ("observer", _OBSERVER, _STATUS),
-        ("runner", _RUNNER, _SNAPSHOT),
+        ("observer", None, encode_message(ConfigRequest())),
+        ("observer", Hello("observer", "flood", "flood"), encode_message(StatusRequest())),
+        ("runner", Hello("runner", "flood@elsewhere", "flood", num_envs=1), _SNAPSHOT),
     ],
     ids=["config without hello", "status", "snapshots"],
 )

@@ -284,9 +284,6 @@ def test_parameters_and_resources_of_a_trainable(run_config: tune.RunConfig) -> 
 # -- searches over algorithms --------------------------------------------------------------------------
 
 
-LEARNING_RATE = "learners/default_policy/default_optimizer_learning_rate"
-
-
 def small_ppo(num_processes: int = 0) -> Any:
     return small(
         seed=None, num_envs_per_env_runner=1, num_env_runners=num_processes, num_learners=num_processes
@@ -306,7 +303,7 @@ def test_a_population_of_algorithms_continues_from_the_best_ones_weights_with_an
         "PPO",
         param_space=config,
         tune_config=tune.TuneConfig(
-            metric=LEARNING_RATE,
+            metric="learners/default_policy/default_optimizer_learning_rate",
             mode="max",
             max_concurrent_trials=1,
             scheduler=PopulationBasedTraining(

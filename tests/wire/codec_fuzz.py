@@ -56,12 +56,9 @@ class FuzzReport:
 Decoder = Callable[[list[bytes]], Any]
 
 
-def _wire(frames: list[Any]) -> list[bytes]:
+def delivered(frames: list[Any]) -> list[bytes]:
+    """As a socket delivers them."""
     return [bytes(memoryview(frame).cast("B")) if memoryview(frame).nbytes else b"" for frame in frames]
-
-
-def _packed(*messages: list[bytes]) -> list[bytes]:
-    return pack_frames([(frames, sizes_of(frames)) for frames in messages])
 
 
 def corpus() -> list[tuple[list[bytes], Decoder]]:
@@ -89,19 +86,20 @@ def corpus() -> list[tuple[list[bytes], Decoder]]:
         m.LearnerState(1, 5, (5,), (7,), (2,), (1,), 9),
         m.Shard(1, 2, 3, 1, 0, m.FragmentId("runner", 1, 2), 0, 50),
     ]
+    packed = [b"header", b"column" * 9, bytes(9000)], [b"another", b""]
     cases: list[tuple[list[bytes], Decoder]] = [
-        (_wire(encode(5, {"call": "step"}, pack_value(value))), lambda f: unpack_value(decode(f).arrays)),
+        (delivered(encode(5, {"call": "step"}, pack_value(value))), lambda f: unpack_value(decode(f).arrays)),
         ([pack_blob(value)], lambda f: unpack_blob(f[0])),
-        (_wire(encode_fragment(fragment, arrays, {"return": 1.0})), decode_fragment),
-        (_wire(encode_fragment(fragment, arrays, {"return": 1.0})), m.decode_message),
-        (_wire(pack_ranges(ranges)), unpack_ranges),
+        (delivered(encode_fragment(fragment, arrays, {"return": 1.0})), decode_fragment),
+        (delivered(encode_fragment(fragment, arrays, {"return": 1.0})), m.decode_message),
+        (delivered(pack_ranges(ranges)), unpack_ranges),
         ([join_frames([b"abc", b"", b"x" * 50])], lambda f: split_frames(f[0])),
         ([buffer.tobytes()], lambda f: open_publication(f[0])),
-        (_packed([b"header", b"column" * 9, bytes(9000)], [b"another", b""]), unpack_frames),
+        (pack_frames([(frames, sizes_of(frames)) for frames in packed]), unpack_frames),
     ]
     cases += fragment_cases()
     for message in typed:
-        cases.append((_wire(m.encode_message(message, (b"payload",))), m.decode_message))
+        cases.append((delivered(m.encode_message(message, (b"payload",))), m.decode_message))
     for frames, decoder in cases:
         decoder(frames)
     return cases
@@ -136,7 +134,7 @@ def _episode(length: int) -> SingleAgentEpisode:
 def _of_batch(batch: Any) -> list[tuple[list[bytes], Decoder]]:
     header, arrays = batch.to_wire()
     fragment = m.Fragment("uuid", 1, 5, 9, batch.num_env_steps, 0, 3, header)
-    frames = _wire(encode_fragment(fragment, arrays, batch.meta))
+    frames = delivered(encode_fragment(fragment, arrays, batch.meta))
     check = BatchCheck()
     check.expect({"default_policy": gym.spaces.Discrete(2), "of_a": gym.spaces.Discrete(2)})
 

@@ -8,7 +8,7 @@ import msgpack
 import numpy as np
 import pytest
 import torch  # noqa: F401  (imported by the first decoded tensor: not the decoder's time)
-from codec_fuzz import FuzzReport, fuzz
+from codec_fuzz import FuzzReport, delivered, fuzz
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
@@ -47,18 +47,13 @@ _arrays = _dtypes.flatmap(
 )
 
 
-def _sent(frames: list) -> list[bytes]:
-    """As a socket would deliver them."""
-    return [bytes(memoryview(frame).cast("B")) if memoryview(frame).nbytes else b"" for frame in frames]
-
-
 @given(
     kind=st.integers(0, 255),
     header=st.dictionaries(st.text(max_size=8), _plain, max_size=4),
     arrays=st.lists(_arrays, max_size=4),
 )
 def test_every_message_comes_back_as_it_was(kind, header, arrays):
-    message = decode(_sent(encode(kind, header, arrays)))
+    message = decode(delivered(encode(kind, header, arrays)))
     assert (message.kind, message.header) == (kind, header)
     assert len(message.arrays) == len(arrays)
     for got, given_array in zip(message.arrays, arrays, strict=True):
@@ -76,14 +71,14 @@ def test_contiguous_arrays_are_not_copied():
 
 def test_other_layouts_arrive_in_c_order_and_little_endian():
     arrays = [np.asfortranarray(np.arange(6.0).reshape(2, 3)), np.arange(4, dtype=">i4"), np.arange(9)[::2]]
-    got = decode(_sent(encode(1, {}, arrays))).arrays
+    got = decode(delivered(encode(1, {}, arrays))).arrays
     for one, other in zip(got, arrays, strict=True):
         np.testing.assert_array_equal(one, other)
         assert one.dtype.byteorder in "=|<"
 
 
 def test_another_version_is_refused_with_both_versions_named():
-    frames = _sent(encode(1, {}))
+    frames = delivered(encode(1, {}))
     with pytest.raises(codec.UnknownVersionError, match=rf"version 77 .* version {WIRE_VERSION}") as caught:
         decode([bytes([77]) + frames[0][1:]])
     assert caught.value.reason == "version"
