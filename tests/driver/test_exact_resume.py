@@ -68,21 +68,6 @@ def test_going_back_within_a_run_repeats_it(
             assert result["learners"]["default_policy"]["weights_seq_no"] == 3
 
 
-def test_a_run_with_other_numbers_of_processes_goes_on(tmp_path: Path) -> None:
-    with make_config(2, 1).build() as algo:
-        algo.train()
-        path = algo.save_to_path(tmp_path / "c")
-        saved = weights_of(algo)
-        algo.train()
-        algo.restore_from_path(path)
-        np.testing.assert_equal(saved, weights_of(algo))
-        assert algo.train()["training_iteration"] == 2
-    with make_config().build() as algo:
-        algo.restore_from_path(path)
-        np.testing.assert_equal(saved, weights_of(algo))
-        assert algo.train()["accounting"]["trained"] >= 400
-
-
 class CountingLearner(PPOLearner):
     def after_gradient_based_update(self, *, timesteps: Any) -> None:
         super().after_gradient_based_update(timesteps=timesteps)

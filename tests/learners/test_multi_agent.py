@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 import torch
 
-from rlzmq import MultiAgentEnv
 from rlzmq.algorithms.ppo.ppo_learner import PPOLearner
 from rlzmq.connectors.connector_v2 import ConnectorV2
 from rlzmq.core.errors import ConfigurationError
@@ -33,7 +32,7 @@ def module_of(agent_id: str, episode: Any = None) -> str:
     return "second" if agent_id == "c" else "first"
 
 
-def learner_and_episodes(module_of: Any = module_of) -> tuple[PPOLearner, list[MultiAgentEpisode]]:
+def learner_and_episodes() -> tuple[PPOLearner, list[MultiAgentEpisode]]:
     """Agents are born, wait and die at random."""
     config = small(
         env=RestlessAgentsEnv,
@@ -118,15 +117,6 @@ def test_a_column_beside_the_modules_is_an_error() -> None:
         learner.update(episodes=given)
 
 
-def test_a_module_without_agents_in_the_data_is_left_alone() -> None:
-    learner, given = learner_and_episodes(lambda agent_id, episode: "first")
-    before = learner.module["second"].get_state()
-    results = learner.update(episodes=given)
-    assert "second" not in results
-    after = learner.module["second"].get_state()
-    assert all(np.array_equal(before[name], after[name]) for name in before)
-
-
 def test_the_fused_path_equals_the_per_episode_path() -> None:
     learner, given = learner_and_episodes()
     generic = built(learner, given, fused=False)
@@ -139,46 +129,16 @@ def test_the_fused_path_equals_the_per_episode_path() -> None:
 # -- uneven data ---------------------------------------------------------------------------------------
 
 
-class Rarely(MultiAgentEnv):
-    """Agent "a" acts in each step, agent "b" in every 17th only; episodes end after 23 to 40 steps."""
-
-    def __init__(self, config: Any = None) -> None:
-        super().__init__()
-        self.possible_agents = self.agents = ["a", "b"]
-        space = gym.spaces.Box(-1.0, 1.0, (2,), np.float32)
-        self.observation_spaces = dict.fromkeys("ab", space)
-        self.action_spaces = dict.fromkeys("ab", gym.spaces.Discrete(2))
-        self._num_episodes = 0
-
-    def _observations(self) -> dict[str, Any]:
-        seen = ["a", "b"] if self._t % 17 == 16 else ["a"]
-        return {agent: self.observation_spaces[agent].sample() for agent in seen}
-
-    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
-        self._t = 0
-        self._num_episodes += 1
-        self._length = 23 + self._num_episodes % 18
-        return self._observations(), {}
-
-    def step(self, action_dict: dict[str, Any]) -> Any:
-        self._t += 1
-        is_over = self._t >= self._length
-        observations = self._observations()
-        if is_over:
-            observations = {agent: self.observation_spaces[agent].sample() for agent in "ab"}
-        rewards = dict.fromkeys(observations, 1.0)
-        return observations, rewards, {"__all__": is_over}, {"__all__": False}, {}
-
-
 @pytest.mark.slow
 def test_four_learners_of_two_recurrent_modules_train_on_uneven_data(tmp_path: Path) -> None:
     config = small(
-        env=Rarely,
+        env=RestlessAgentsEnv,
+        env_config={"p_birth": 0.0, "p_end": 0.1},
         num_env_runners=1,
         num_envs_per_env_runner=1,
         num_learners=4,
-        policies={"a", "b"},
-        policy_mapping_fn=lambda agent_id, episode: agent_id,
+        policies={"first", "second"},
+        policy_mapping_fn=lambda agent_id, episode: "second" if agent_id == "d" else "first",
         model_config={"use_lstm": True, "lstm_cell_size": 8, "max_seq_len": 5},
         train_batch_size_per_learner=50,
         minibatch_size=16,
@@ -191,11 +151,11 @@ def test_four_learners_of_two_recurrent_modules_train_on_uneven_data(tmp_path: P
             result = algo.train()
         after = algo.get_weights()
     assert result["accounting"]["trained"] >= 4 * 200
-    for module_id in ("a", "b"):
+    for module_id in ("first", "second"):
         assert any((after[module_id][name] != before[module_id][name]).any() for name in before[module_id])
         assert np.isfinite(result["learners"][module_id]["policy_loss"])
-    steps = {mid: result["learners"][mid]["num_module_steps_trained"] for mid in "ab"}
-    assert 0 < 8 * steps["b"] < steps["a"]
+    steps = {mid: result["learners"][mid]["num_module_steps_trained"] for mid in ("first", "second")}
+    assert 0 < 6 * steps["second"] < steps["first"]
 
 
 class Layer(TorchRLModule):
