@@ -103,26 +103,18 @@ def test_an_unknown_key_to_remove_is_an_error_with_a_suggestion() -> None:
 
 
 @pytest.mark.parametrize("numpy", [False, True])
-def test_as_learner_connector_all_observations_are_flattened(numpy: bool) -> None:
+def test_as_learner_connector_all_observations_are_flattened_and_then_stacked(numpy: bool) -> None:
     episode = SingleAgentEpisode(
         "e", observations=[2, 0, 1], actions=[0, 0], rewards=[0.0, 0.0], len_lookback_buffer=0
     )
     episodes = [episode.to_numpy() if numpy else episode]
     batch = call(FlattenObservations(gym.spaces.Discrete(3), as_learner_connector=True), episodes)
+    stack = FrameStackingLearner(gym.spaces.Box(0, 1, (3,)), num_frames=2)
+    (stacked,) = stack(batch=dict(batch), episodes=episodes, shared_data={})["obs"][("e",)]
+    assert stacked.tolist() == [[0, 0, 0, 0, 0, 1], [0, 0, 1, 1, 0, 0]]
     batch = call(AddObservationsFromEpisodesToBatch(as_learner_connector=True), episodes, batch)
     flat = np.concatenate([np.atleast_2d(item) for item in batch["obs"][("e",)]])
     assert flat.tolist() == [[0, 0, 1], [1, 0, 0]]
-
-
-def test_frames_are_stacked_of_flat_observations_on_the_learner() -> None:
-    episode = SingleAgentEpisode(
-        "e", observations=[2, 0, 1], actions=[0, 0], rewards=[0.0, 0.0], len_lookback_buffer=0
-    )
-    batch = call(FlattenObservations(gym.spaces.Discrete(3), as_learner_connector=True), [episode])
-    stack = FrameStackingLearner(gym.spaces.Box(0, 1, (3,)), num_frames=2)
-    stacked = stack(batch=batch, episodes=[episode], shared_data={})["obs"][("e",)]
-    assert len(stacked) == 1
-    assert stacked[0].tolist() == [[0, 0, 0, 0, 0, 1], [0, 0, 1, 1, 0, 0]]
 
 
 # -- PrevActionsPrevRewards --------------------------------------------------------------------------

@@ -83,12 +83,6 @@ def test_infos_are_added_step_by_step() -> None:
     assert batch["infos"] == {(episode.id_,): [{"a": 1}, {}]}
 
 
-def test_next_observations_are_one_step_later() -> None:
-    episode = make_episode(2)
-    batch = call(AddNextObservationsFromEpisodesToTrainBatch(), [episode])
-    np.testing.assert_array_equal(batch["new_obs"][(episode.id_,)][0], [[1, -1], [2, -2]])
-
-
 def test_returns_to_go_sum_discounted_rewards_to_the_chunks_end() -> None:
     episodes = [make_episode(3), make_episode(0, numpy=False), make_episode(1, lookback=2)]
     batch = call(ComputeReturnsToGo(gamma=0.5), episodes)
@@ -220,27 +214,6 @@ def test_vtrace_equals_the_loop(lengths: list[int], bars: tuple[Any, ...], seed:
         np.testing.assert_allclose(targets[first:last], expected[1], rtol=1e-5, atol=1e-6)
 
 
-def on_policy(bootstrap: float, **kwargs: Any) -> tuple[np.ndarray, np.ndarray]:
-    arguments: dict[str, Any] = {
-        "behavior_logp_N": np.zeros(4),
-        "target_logp_N": np.zeros(4),
-        "rewards_N": np.ones(4),
-        "values_N": np.full(4, 10.0),
-        "bootstrap_values_C": [bootstrap],
-        "lengths_C": [4],
-        "gamma": 0.9,
-    }
-    return compute_vtrace(**arguments | kwargs)
-
-
-def test_a_truncated_chunk_bootstraps_and_a_terminated_one_does_not() -> None:
-    advantages, targets = on_policy(10.0)
-    np.testing.assert_allclose(targets, [10.0, 10.0, 10.0, 10.0], rtol=1e-6)
-    np.testing.assert_allclose(advantages, np.zeros(4), atol=1e-6)
-    _, targets = on_policy(0.0)
-    np.testing.assert_allclose(targets, [3.439, 2.71, 1.9, 1.0], rtol=1e-6)
-
-
 @pytest.mark.parametrize(
     ("wrong", "text"),
     [
@@ -249,5 +222,6 @@ def test_a_truncated_chunk_bootstraps_and_a_terminated_one_does_not() -> None:
     ],
 )
 def test_shapes_that_differ_are_refused_by_name(wrong: dict[str, Any], text: str) -> None:
+    columns = dict.fromkeys(("behavior_logp_N", "target_logp_N", "rewards_N", "values_N"), np.ones(4))
     with pytest.raises(ValueError, match=text):
-        on_policy(0.0, **wrong)
+        compute_vtrace(**{"bootstrap_values_C": [0.0], "lengths_C": [4], **columns, **wrong}, gamma=0.9)

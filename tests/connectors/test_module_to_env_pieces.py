@@ -8,17 +8,13 @@ import gymnasium as gym
 import numpy as np
 import pytest
 import torch
-from connector_fakes import StatefulModule, ValueModule, call
+from connector_fakes import ValueModule, call
 
 from rlzmq.connectors.module_to_env import (
     GetActions,
-    ListifyDataForVectorEnv,
-    ModuleToAgentUnmapping,
     NormalizeAndClipActions,
-    RemoveSingleTsTimeRankFromBatch,
     UnBatchToIndividualItems,
 )
-from rlzmq.episodes.multi_agent_episode import MultiAgentEpisode
 
 
 def generator(seed: int = 0) -> torch.Generator:
@@ -26,13 +22,6 @@ def generator(seed: int = 0) -> torch.Generator:
 
 
 # -- GetActions --------------------------------------------------------------------------------------
-
-
-def test_greedy_actions_are_the_most_likely_ones() -> None:
-    batch = {"action_dist_inputs": torch.tensor([[0.0, 5.0], [5.0, 0.0]])}
-    outputs = call(GetActions(), [], batch, rl_module=ValueModule(), explore=False)
-    assert outputs["actions"].tolist() == [1, 0]
-    assert outputs["action_logp"].shape == (2,)
 
 
 def test_sampled_actions_come_from_the_shared_generator() -> None:
@@ -49,11 +38,6 @@ def test_sampled_actions_come_from_the_shared_generator() -> None:
     assert torch.equal(torch.get_rng_state(), state)
 
 
-def test_actions_that_the_module_gave_are_kept() -> None:
-    batch = {"actions": torch.tensor([1])}
-    assert set(call(GetActions(), [], batch, rl_module=ValueModule())) == {"actions"}
-
-
 def test_a_module_without_actions_or_distribution_inputs_is_named() -> None:
     with pytest.raises(ValueError, match=r"expected.*'action_dist_inputs'"):
         call(GetActions(), [], {"m": {"vf_preds": torch.zeros(1)}}, rl_module={"m": ValueModule()})
@@ -62,44 +46,12 @@ def test_a_module_without_actions_or_distribution_inputs_is_named() -> None:
 # -- TensorToNumpy … Listify -------------------------------------------------------------------------
 
 
-def test_rows_go_back_to_the_episodes_they_came_from() -> None:
-    batch = {"actions": np.array([1, 2]), "state_out": {"h": np.array([[1.0], [2.0]])}}
-    outputs = call(UnBatchToIndividualItems(), [], batch, shared_data={"memorized_map_structure": ["A", "B"]})
-    assert outputs["actions"] == {("A",): [1], ("B",): [2]}
-    assert outputs["state_out"][("B",)][0]["h"].tolist() == [2.0]
-
-
-def test_multi_agent_rows_go_back_to_agents_and_envs() -> None:
-    shared_data = {"memorized_map_structure": {"m": [("E", "a"), ("F", "a")], "n": [("E", "b")]}}
-    batch = {"m": {"actions": np.array([1, 2])}, "n": {"actions": np.array([3])}}
-    unbatched = call(UnBatchToIndividualItems(), [], batch, shared_data=shared_data)
-    by_agent = call(ModuleToAgentUnmapping(), [], unbatched)
-    assert by_agent == {"actions": {("E", "a", "m"): [1], ("F", "a", "m"): [2], ("E", "b", "n"): [3]}}
-    episodes = [MultiAgentEpisode("F"), MultiAgentEpisode("E")]
-    listed = call(ListifyDataForVectorEnv(), episodes, by_agent)
-    assert listed == {"actions": [{"a": 2}, {"a": 1, "b": 3}]}
-
-
 def test_a_wrong_number_of_rows_is_an_error_that_names_module_and_column() -> None:
     shared_data = {"memorized_map_structure": {"m": [("E", "a")]}}
     with pytest.raises(ValueError, match="column 'actions' of module 'm'"):
         call(UnBatchToIndividualItems(), [], {"m": {"actions": np.zeros(2)}}, shared_data=shared_data)
     with pytest.raises(ValueError, match="module 'x' has outputs"):
         call(UnBatchToIndividualItems(), [], {"x": {"actions": np.zeros(2)}}, shared_data=shared_data)
-
-
-def test_the_added_time_axis_is_removed_again_but_not_from_states() -> None:
-    shared_data: dict[str, Any] = {"_added_single_ts_time_rank": True}
-    batch = {
-        "actions": {("A",): [np.array([3])]},
-        "state_out": {("A",): [{"h": np.array([1.0, 2.0])}]},
-    }
-    outputs = call(
-        RemoveSingleTsTimeRankFromBatch(), [], batch, shared_data=shared_data, rl_module=StatefulModule()
-    )
-    assert outputs["actions"][("A",)] == [3]
-    assert outputs["state_out"][("A",)][0]["h"].shape == (2,)
-    assert shared_data == {}
 
 
 # -- NormalizeAndClipActions -------------------------------------------------------------------------

@@ -76,20 +76,6 @@ def test_it_reads_like_a_dict() -> None:
     }
 
 
-def test_inference_only_reaches_every_module_and_drops_learner_only_ones() -> None:
-    specs = MultiRLModuleSpec({"a": spec(), "curiosity": spec(learner_only=True)}, inference_only=True)
-    acting = specs.build()
-    assert list(acting) == ["a"]
-    assert acting["a"].inference_only
-    assert not specs["a"].inference_only
-    specs.inference_only = None
-    full = specs.build()
-    assert list(full) == ["a", "curiosity"]
-    assert list(full.get_state(inference_only=True)) == ["a"]
-    with pytest.raises(RuntimeError, match="cannot train"):
-        acting.forward_train({})
-
-
 def test_state_by_component_path() -> None:
     module = multi()
     state = module.get_state()

@@ -14,7 +14,6 @@ from torch import nn
 from rlzmq.core.errors import ConfigurationError
 from rlzmq.episodes.columns import Columns
 from rlzmq.modules.distributions import TorchCategorical
-from rlzmq.modules.output_check import check_acting_outputs
 from rlzmq.modules.rl_module import (
     InferenceOnlyAPI,
     QNetAPI,
@@ -113,18 +112,6 @@ def test_a_module_without_action_space_may_return_what_it_likes() -> None:
             return {Columns.EMBEDDINGS: batch[Columns.OBS]}
 
     assert Encoder(OBS).forward_inference({Columns.OBS: 1}) == {Columns.EMBEDDINGS: 1}
-
-
-@pytest.mark.parametrize(
-    "state",
-    [
-        {"h": torch.zeros(3)},
-        (torch.zeros(1),),
-        np.zeros(1, np.float32),
-    ],
-)
-def test_a_non_empty_initial_state_makes_a_module_stateful(state: Any) -> None:
-    assert returning({}, state=state).is_stateful()
 
 
 def test_inference_only_leaves_out_what_learners_need() -> None:
@@ -352,13 +339,6 @@ def test_a_module_that_fits_or_cannot_be_tried_is_built_and_left_alone(module_cl
     with config_with(module_class).build() as algo:
         assert algo.get_module().num_forwards == 0
     assert torch.equal(torch.random.get_rng_state(), before)
-
-
-def test_of_several_modules_the_one_is_named() -> None:
-    spec = RLModuleSpec(module_class=TooWide, observation_space=BOX, action_space=DISCRETE)
-    module = spec.build(module_id="striker")
-    with pytest.raises(ConfigurationError, match=r"^module 'striker' \(TooWide\): "):
-        check_acting_outputs(module)
 
 
 class TakesNoTime(WithValues):

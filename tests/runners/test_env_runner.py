@@ -19,24 +19,6 @@ def weights_of(runner: Any) -> dict[str, Any]:
     return {name: value.copy() for name, value in runner.module.get_state().items()}
 
 
-def test_state_goes_from_runner_to_runner() -> None:
-    config = make_config(env_to_module_connector=lambda *a, **k: MeanStdFilter())
-    a = SingleAgentEnvRunner(config=config)
-    b = SingleAgentEnvRunner(config=config.copy(copy_frozen=False).debugging(seed=9))
-    a.sample(num_timesteps=50)
-    a.weights_seq_no = 3
-    state = a.get_state()
-    assert set(state) == {
-        "rl_module", "weights_seq_no", "env_to_module_connector", "num_env_steps_sampled_lifetime",
-        "module_to_env_connector",
-    }  # fmt: skip
-    assert set(state["rl_module"]) == {"default_policy"}
-    b.set_state(state)
-    assert b.weights_seq_no == 3
-    np.testing.assert_equal(weights_of(a), weights_of(b))
-    assert repr(b.env_to_module.get_state()) == repr(a.env_to_module.get_state())
-
-
 def test_only_newer_or_unnumbered_weights_are_loaded() -> None:
     runner = SingleAgentEnvRunner(config=make_config())
     own = weights_of(runner)

@@ -202,18 +202,3 @@ def test_the_observations_of_an_env_that_reuses_its_arrays_are_kept_apart() -> N
         for episode in make_runner(config, fused=fused).sample(num_timesteps=40):
             for agent_id, sae in episode.agent_episodes.items():
                 check_chunk(sae, agent_id)
-
-
-def test_modules_can_be_added_while_sampling_goes_on() -> None:
-    target = ["p0"]
-    config = two_agents(num_envs_per_env_runner=1, seed=3).multi_agent(
-        policy_mapping_fn=lambda agent_id, episode, **kw: target[0] if episode is not None else "p0"
-    )
-    runner = make_runner(config, fused=True)
-    runner.sample_lease(5)
-    runner.multi_rl_module.add_module("p9", runner.multi_rl_module["p1"])
-    target[0] = "p9"
-    batch = runner.sample(num_timesteps=200)
-    assert batch.get_module_ids() == ["p0", "p9"]
-    assert batch[0].module_for(0) == "p0"
-    assert batch[-1].module_for(0) == "p9"

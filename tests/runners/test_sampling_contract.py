@@ -238,18 +238,6 @@ def test_sampling_leaves_the_global_random_streams_alone(runner_of: Any) -> None
     assert before[1:] == after[1:]
 
 
-def test_weights_seq_no_is_stored_with_each_step(runner_of: Any) -> None:
-    runner = runner_of(lengths_config(100, 100))
-    layout = runner.get_weights_layout()
-    runner.sample_lease(2)
-    assert runner.set_weights(layout.snapshot(runner.multi_rl_module), version=5)
-    batch = runner.sample_lease(3)
-    episode = batch[0]
-    assert episode.get_extra_model_outputs("weights_seq_no").tolist() == [5, 5, 5]
-    assert episode.get_extra_model_outputs("weights_seq_no", -1, neg_index_as_lookback=True) == 0
-    assert batch.meta["weights_version"] == 5
-
-
 class Late(LinearModule):
     """Adds an output from the fourth call on."""
 
