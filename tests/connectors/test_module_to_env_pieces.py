@@ -46,6 +46,13 @@ def test_a_module_without_actions_or_distribution_inputs_is_named() -> None:
 # -- TensorToNumpy … Listify -------------------------------------------------------------------------
 
 
+def test_rows_go_back_to_the_episodes_they_came_from() -> None:
+    batch = {"actions": np.array([1, 2]), "state_out": {"h": np.array([[1.0], [2.0]])}}
+    outputs = call(UnBatchToIndividualItems(), [], batch, shared_data={"memorized_map_structure": ["A", "B"]})
+    assert outputs["actions"] == {("A",): [1], ("B",): [2]}
+    assert outputs["state_out"][("B",)][0]["h"].tolist() == [2.0]
+
+
 def test_a_wrong_number_of_rows_is_an_error_that_names_module_and_column() -> None:
     shared_data = {"memorized_map_structure": {"m": [("E", "a")]}}
     with pytest.raises(ValueError, match="column 'actions' of module 'm'"):

@@ -35,12 +35,6 @@ class Plus(gym.RewardWrapper[Any, Any]):
         return float(reward) + self.amount
 
 
-def first_reward(*wrappers: object) -> float:
-    env = wrap_env(gym.make("CartPole-v1"), wrappers)
-    env.reset(seed=0)
-    return float(env.step(0)[1])
-
-
 @pytest.mark.parametrize(
     ("wrappers", "expected"),
     [
@@ -53,7 +47,9 @@ def first_reward(*wrappers: object) -> float:
     ],
 )
 def test_the_first_wrapper_is_the_innermost(wrappers: list[object], expected: float) -> None:
-    assert first_reward(*wrappers) == expected
+    env = wrap_env(gym.make("CartPole-v1"), tuple(wrappers))
+    env.reset(seed=0)
+    assert env.step(0)[1] == expected
 
 
 @pytest.mark.parametrize(

@@ -232,16 +232,6 @@ def test_chunks_that_do_not_fit_are_refused() -> None:
         chunk.concat_episode(chunk)
 
 
-def test_custom_data_are_copied_by_cut_and_merged_by_concat() -> None:
-    episode = worked()
-    episode.custom_data["seen"] = [1]
-    chunk = episode.cut()
-    chunk.custom_data["seen"].append(2)
-    assert episode.custom_data == {"seen": [1]}
-    episode.concat_episode(chunk)
-    assert episode.custom_data == {"seen": [1, 2]}
-
-
 # -- getters and setters ---------------------------------------------------------------------------------
 
 

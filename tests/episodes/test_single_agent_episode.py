@@ -16,6 +16,7 @@ from rlzmq.episodes.lookback_buffer import InfiniteLookbackBuffer
 from rlzmq.episodes.single_agent_episode import SingleAgentEpisode
 from tests.episodes.multi_agent_model import facts
 from tests.episodes.reference_model import Token
+from tests.episodes.test_multi_agent_episode import worked
 
 
 def grown(num_steps: int, **last: Any) -> SingleAgentEpisode:
@@ -207,8 +208,9 @@ def test_durations_add_up_over_chunks() -> None:
 # -- chunks -------------------------------------------------------------------------------------------
 
 
-def test_custom_data_is_deep_copied_by_cut_and_updated_by_concat() -> None:
-    episode = grown(2)
+@pytest.mark.parametrize("make", [lambda: grown(2), worked], ids=["of one agent", "of several"])
+def test_custom_data_is_deep_copied_by_cut_and_updated_by_concat(make: Any) -> None:
+    episode = make()
     episode.custom_data["list"] = [1]
     chunk = episode.cut()
     chunk.custom_data["list"].append(2)

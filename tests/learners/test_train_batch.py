@@ -138,26 +138,13 @@ def test_the_fused_path_equals_the_per_episode_path_bit_for_bit(
             assert len(columns[Columns.ADVANTAGES]) == sum(lengths)
 
 
-def test_a_list_of_episodes_gives_the_same_as_their_batch() -> None:
-    learner = ppo_learner()
-    one = built(learner, episode_batch(7, 12), fused=True)
-    two = built(learner, episodes(7, 12), fused=False)
-    assert_identical(one, two)
-
-
-def test_several_batches_are_one_in_their_order() -> None:
+def test_episodes_and_several_batches_are_one_in_their_order() -> None:
     learner = ppo_learner()
     whole = episode_batch(7, 12, 5)
-    parts = [whole[:1], whole[1:]]
-    assert_identical(
-        built(learner, parts, fused=True),
-        built(learner, whole, fused=True),
-    )
-    mixed = [*whole[:1], whole[1:]]
-    assert_identical(
-        built(learner, mixed, fused=False),
-        built(learner, whole, fused=True),
-    )
+    expected = built(learner, whole, fused=True)
+    assert_identical(built(learner, [whole[:1], whole[1:]], fused=True), expected)
+    for listed in ([*whole[:1], whole[1:]], episodes(7, 12, 5)):
+        assert_identical(built(learner, listed, fused=False), expected)
 
 
 def test_read_only_columns_from_the_wire_are_taken_without_a_warning() -> None:

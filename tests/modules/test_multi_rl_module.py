@@ -84,6 +84,8 @@ def test_state_by_component_path() -> None:
     assert list(module.get_state(["a/pi"])["a"]) == ["pi.layers.0.weight", "pi.layers.0.bias"]
     assert list(module.get_state(["a/pi", "a"])["a"]) == list(state["a"])
     assert list(module.get_state(not_components="a")) == ["b"]
+    module["b"].learner_only = True
+    assert list(module.get_state(inference_only=True)) == ["a"]
     without = module.get_state(not_components=["a/vf"])
     assert list(without) == ["a", "b"]
     assert not any(name.startswith("vf") for name in without["a"])

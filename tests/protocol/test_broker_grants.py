@@ -44,16 +44,6 @@ def _says(lease_ids, *, progress=0, is_sampling=True, unaccepted=(), pace_s=0.0)
     return RunnerState(0, unaccepted, tuple(lease_ids), is_sampling, -1, progress, pace_s)
 
 
-def _two_runners(batch=20, **terms):
-    """Runner a holds the whole batch; b is free."""
-    bench = Bench(peer_timeout_s=1e4)
-    bench.ready_run(batch=batch, **terms)
-    bench.runner("a")
-    leases = bench.leases("a")
-    bench.runner("b")
-    return bench, leases
-
-
 def _work(bench, lease_ids, until, *, every=1.0, progress=1, runner="a"):
     """Heartbeats that show progress, and the broker's ticks; events that the driver is told."""
     told = []
@@ -84,7 +74,11 @@ def test_a_lease_without_progress_is_kept_while_nobody_else_is_free():
 
 
 def test_a_runner_that_shows_progress_and_delivers_nothing_loses_its_lease_and_gets_no_other():
-    bench, (lease,) = _two_runners(lease_timeout_s=30.0)
+    bench = Bench(peer_timeout_s=1e4)
+    bench.ready_run(batch=20, lease_timeout_s=30.0)
+    bench.runner("a")
+    (lease,) = bench.leases("a")
+    bench.runner("b")
     told = _work(bench, [lease.lease_id], 60.0)
     assert told == ["lease_expired"], "its time-out twice: it has shown no pace"
     (rest,) = bench.state.leases.of_peer("uuid-b")
