@@ -309,7 +309,7 @@ def _config(algorithm: str, options: TrainOptions) -> AlgorithmConfig:
 
     config_class = get_config_class(algorithm)
     config: AlgorithmConfig = config_class()
-    stored = _stored_settings(algorithm, options)
+    stored = _stored_settings(config_class, options)
     given = stored or ({} if options.config is None else config_class.from_toml(options.config).given())
     env = options.env if options.env is not None else given.get("env")
     if stored is None:  # a checkpoint's settings include those of its preset
@@ -355,7 +355,7 @@ def apply_preset(config: AlgorithmConfig, algorithm: str, env: object, options: 
         print(f"settings: the preset for {preset.name}{also}")
 
 
-def _stored_settings(algorithm: str, options: TrainOptions) -> dict[str, Any] | None:
+def _stored_settings(config_class: type[AlgorithmConfig], options: TrainOptions) -> dict[str, Any] | None:
     """Return the settings of the checkpoint to resume from; None if the command line gives the settings."""
     place = options.run_dir if options.resume == "auto" else options.resume
     if place is None or options.env is not None or options.config is not None:
@@ -368,11 +368,12 @@ def _stored_settings(algorithm: str, options: TrainOptions) -> dict[str, Any] | 
         if options.resume != "auto" or found.skipped:
             raise _nothing_to_resume(place, found)
         return None
-    saved = str(read_manifest(found.path)["about"].get("algorithm"))
-    if saved.lower() != algorithm.lower():
+    saved, own = str(read_manifest(found.path)["about"].get("config")), config_class.__name__
+    if saved != own:
+        name = saved.removesuffix("Config")
         raise CheckpointError(
-            f"{place} holds the settings of {saved}, which {algorithm.upper()} does not have: rlzmq train "
-            f"{saved.lower()} --resume {place} continues it."
+            f"{place} holds the settings of {name}, which {own.removesuffix('Config')} does not have: rlzmq train "
+            f"{name.lower()} --resume {place} continues it."
         )
     return dict(read_algorithm(found.path).config_to("resume", Given(trust=options.trust)).given())
 

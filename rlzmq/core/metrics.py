@@ -530,9 +530,7 @@ class MetricsLogger:
             if type(stat) is not Stat:
                 value = _plain(value)
             elif not (
-                isinstance(value, numbers.Number)
-                or stat.kind in _TAKES_ANYTHING
-                or math.prod(getattr(value, "shape", (0,))) == 1  # on a GPU
+                hasattr(value, "dtype") or isinstance(value, numbers.Number) or stat.kind in _TAKES_ANYTHING
             ):
                 raise TypeError(
                     f"Metric {'/'.join(path)!r}: expected a number for reduce={stat.kind!r}, got {value!r}: log "

@@ -15,10 +15,11 @@ import gymnasium as gym
 import psutil
 import pytest
 
+from rlzmq import PPO
 from rlzmq.cli.interrupt import Interrupt
 from rlzmq.cli.main import main
 from rlzmq.core.process import ENDING_SIGNALS
-from tests.support.runs import Command
+from tests.support.runs import Command, small
 
 TRAIN = [
     "train", "ppo", "--env", "CartPole-v1", "--envs-per-env-runner", "4", "--batch-size-per-learner", "200",
@@ -104,6 +105,20 @@ def test_bad_run_directories_configs_and_checkpoints_are_named_before_anything_i
     )
     assert main([*TRAIN, "--run-dir", "gone/deep", "--quiet"]) == 70
     assert not (here / "gone").exists()
+
+
+def test_settings_are_resumed_by_the_algorithm_that_has_them(
+    here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    class Mine(PPO):
+        pass
+
+    with Mine(small()) as algo:
+        algo.save_to_path("saved")
+    assert main(["train", "dqn", "--resume", "saved"]) == 78
+    said = capsys.readouterr().err
+    assert "settings of PPO, which DQN does not have: rlzmq train ppo --resume saved" in said
+    assert main(["train", "ppo", "--resume", "saved", "--stop", "iterations=1", "--quiet"]) == 0
 
 
 class Clock:

@@ -101,7 +101,7 @@ def test_mistakes_are_named() -> None:
     assert logger.peek("nothing", default=7) == 7
 
 
-@pytest.mark.parametrize("value", ["text", None, {"a": 1.0}, [1.0], np.ones(2)])
+@pytest.mark.parametrize("value", ["text", None, {"a": 1.0}, [1.0]])
 def test_what_is_not_a_number_is_refused_where_it_is_logged(value: object) -> None:
     logger = MetricsLogger()
     logger.log_value("any", value, reduce="item")
