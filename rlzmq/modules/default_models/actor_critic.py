@@ -270,13 +270,13 @@ class DefaultActorCriticModule(TorchRLModule, ValueFunctionAPI, InferenceOnlyAPI
         """Raise a clearer error if a forward pass failed because of the batch."""
         for column in (Columns.OBS, Columns.STATE_IN)[: 1 + self._recurrent]:
             if column not in batch:
-                raise ValueError(
+                raise ConfigurationError(
                     f"{self.describe()}: the batch has no column {column!r}, only {sorted(batch)}"
                 ) from error
         assert self.observation_space is not None
         problem = mismatch(batch[Columns.OBS], self.observation_space)
         if problem is not None:
-            raise ValueError(f"{self.describe()}: {problem}") from error
+            raise ConfigurationError(f"{self.describe()}: {problem}") from error
 
     def _act(
         self, batch: dict[str, Any], *, critic_features: bool, encoder: Any = None, pi: Any = None
