@@ -233,7 +233,7 @@ def test_every_coroutine_method_has_a_synchronous_one_with_its_signature(
         found = getattr(sync, name, None)
         if found is None:
             missing.append(name)
-        elif hasattr(found, "__wrapped__"):
+        elif getattr(found, "__wrapped__", None) is method:
             assert inspect.signature(found) == inspect.signature(method)
             assert found.__doc__ == method.__doc__
             assert not inspect.iscoroutinefunction(found)
