@@ -34,24 +34,14 @@ def worked() -> MultiAgentEpisode:
     return episode
 
 
-def given(lookback: int | str = 0, **kwargs: Any) -> MultiAgentEpisode:
+def given() -> MultiAgentEpisode:
     return MultiAgentEpisode(
         observations=OBSERVATIONS,
         actions=ACTIONS,
         rewards=REWARDS,
         extra_model_outputs=OUTPUTS,
-        len_lookback_buffer=lookback,
-        **kwargs,
+        len_lookback_buffer=0,
     )
-
-
-def stepped(*steps: Any) -> MultiAgentEpisode:
-    episode = MultiAgentEpisode()
-    episode.add_env_reset(observations={"a": 0, "b": 100})
-    for observations, actions, rewards, *flags in steps:
-        episode.add_env_step(observations, actions, rewards, **(flags[0] if flags else {}))
-    episode.validate()
-    return episode
 
 
 def test_getters_of_a_worked_example_with_a_hanging_agent() -> None:
@@ -104,7 +94,9 @@ STEP: dict[str, Any] = {
 
 @pytest.mark.parametrize("is_chunk", [False, True])
 def test_a_step_of_wrong_values_names_the_agent_and_changes_nothing(is_chunk: bool) -> None:
-    episode = stepped().cut(0) if is_chunk else stepped()
+    episode = MultiAgentEpisode()
+    episode.add_env_reset(observations={"a": 0, "b": 100})
+    episode = episode.cut(0) if is_chunk else episode
     before = facts(episode)
     with pytest.raises(MultiAgentEnvError, match="env step 1, agent 'b'"):
         episode.add_env_step(**{**STEP, "extra_model_outputs": {"a": {"l": 1}, "b": 5}})
@@ -165,20 +157,16 @@ def test_items_of_any_kind_are_kept_and_numbers_asked_for_where_they_are_needed(
 # -- as RLlib has it -----------------------------------------------------------------------------------
 
 
-def with_an_early_end(**ends: Any) -> MultiAgentEpisode:
+@pytest.mark.parametrize("name", ["terminateds", "truncateds"])
+def test_a_slice_keeps_the_ends_that_an_episode_was_made_with(name: str) -> None:
     """Agent b observes at env steps 0 and 1 and does not act on the latter."""
-    return MultiAgentEpisode(
+    episode = MultiAgentEpisode(
         observations=[{"a": 0, "b": 0}, {"a": 1, "b": 1}, {"a": 2}],
         actions=[{"a": 0, "b": 0}, {"a": 1}],
         rewards=[{"a": 0.1, "b": 1}, {"a": 0.2}],
         len_lookback_buffer=0,
-        **ends,
+        **{name: {"b": True}},
     )
-
-
-@pytest.mark.parametrize("name", ["terminateds", "truncateds"])
-def test_a_slice_keeps_the_ends_that_an_episode_was_made_with(name: str) -> None:
-    episode = with_an_early_end(**{name: {"b": True}})
     for part in (episode, episode[:], episode[:1], episode[:-1]):
         assert getattr(part, f"get_{name}")() == {"a": False, "b": True, "__all__": False}
         assert (part.agent_episodes["b"].is_done, part.is_done) == (True, False)
