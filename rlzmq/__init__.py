@@ -12,7 +12,9 @@ import sys
 
 def _end_silently_at_ctrl_c() -> None:
     """Spare the user of the command a traceback of its imports, until `rlzmq.__main__` handles signals."""
-    if sys.argv[0].endswith("/rlzmq") or (sys.argv[0] == "-m" and "-m rlzmq" in " ".join(sys.orig_argv)):
+    command = sys.argv[0] if sys.argv[0] != "-m" else " ".join(sys.orig_argv)
+    is_ignored = signal.getsignal(signal.SIGINT) is signal.SIG_IGN  # as of a job in a script's background
+    if not is_ignored and (command.endswith("/rlzmq") or "-m rlzmq" in command):
         signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 

@@ -82,8 +82,17 @@ def check_versions(options: DoctorOptions) -> Iterator[Finding]:
     """Check Python and the required packages."""
     version = sys.version.split()[0]
     yield Finding("ok" if sys.version_info >= (3, 11) else "FAIL", "python", f"{version} (3.11 or newer)")
-    found = [f"{name} {importlib.metadata.version(name)}" for name in REQUIRED]
-    yield Finding("ok", "packages", ", ".join(found))
+    missing, found = [], []
+    for name in REQUIRED:
+        try:
+            found.append(f"{name} {importlib.metadata.version(name)}")
+        except importlib.metadata.PackageNotFoundError:
+            missing.append(name)
+    yield Finding(
+        "FAIL" if missing else "ok",
+        "packages",
+        f"missing: {', '.join(missing)}" if missing else ", ".join(found),
+    )
 
 
 def check_keys(options: DoctorOptions) -> Iterator[Finding]:

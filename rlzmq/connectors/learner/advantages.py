@@ -237,9 +237,10 @@ class WholeBatchEstimator(ConnectorV2):
                 )
             real = np.arange(shape[1]) < as_numpy(seq_lens)[:, None]
 
+        given = {**columns, **outputs}
         values: dict[str, npt.NDArray[np.float64]] = {}
         for name in (Columns.REWARDS, Columns.TERMINATEDS, Columns.TRUNCATEDS, *self.reads, *outputs):
-            array = as_numpy(sampled_column({**columns, **outputs}, name, module_id))
+            array = as_numpy(sampled_column(given, name, module_id))
             values[name] = (array if real is None else array[real]).astype(np.float64)
         terminated = values.pop(Columns.TERMINATEDS).astype(np.bool_)
         truncated = values.pop(Columns.TRUNCATEDS).astype(np.bool_)
