@@ -574,7 +574,7 @@ class AsyncAlgorithm:
         chosen = chosen_parts(COMPONENTS, components, not_components, whose="an Algorithm's state")
         await self._iterations.drain()
         parts = await self.session.get_state(with_replay="learner_group" in chosen)
-        if "evaluation" in chosen:
+        if "eval_env_runner" in chosen:
             parts |= await self._evaluation.get_state()
         parts["algorithm"] = self._iterations.get_state()
         parts["modules"] = self._modules.get_state()

@@ -75,7 +75,7 @@ COMPONENTS = (
     "accounting",
     "algorithm",
     "env_runner",
-    "evaluation",
+    "eval_env_runner",
     "learner_group",
     "modules",
 )

@@ -32,7 +32,7 @@ __all__ = ["Evaluation"]
 
 _logger = logging.getLogger("rlzmq.evaluation")
 
-_METRICS = "evaluation"
+_METRICS = "eval_env_runner"
 
 
 class Evaluation:

@@ -124,7 +124,7 @@ def test_one_component_is_restored_and_all_else_stays(one_module: Any, two_modul
 
 def test_the_state_is_a_tree_of_which_one_may_ask_for_parts() -> None:
     config = small().env_runners(env_to_module_connector=lambda env, spaces, device: MeanStdFilter())
-    with config.build() as algo:
+    with config.evaluation(evaluation_interval=1, evaluation_duration=1).build() as algo:
         algo.train()
         whole = algo.get_state()
         weights = whole["learner_group"]["learner"]["rl_module"]["default_policy"]
@@ -132,8 +132,10 @@ def test_the_state_is_a_tree_of_which_one_may_ask_for_parts() -> None:
         assert same(part, {"learner_group": {"learner": {"rl_module": {"default_policy": weights}}}})
         assert algo.get_state(["env_runner", "accounting"]).keys() == {"env_runner", "accounting"}
         assert algo.get_state("learner_group/replay-0") == {}
-        without = algo.get_state(not_components=["env_runner", "learner_group/learner/optimizer"])
-        assert set(whole) - set(without) == {"env_runner"}
+        without = algo.get_state(
+            not_components=["env_runner", "eval_env_runner", "learner_group/learner/optimizer"]
+        )
+        assert set(whole) - set(without) == {"env_runner", "eval_env_runner"}
         assert set(whole["learner_group"]["learner"]) - set(without["learner_group"]["learner"]) == {
             "optimizer"
         }

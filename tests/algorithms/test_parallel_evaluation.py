@@ -158,7 +158,7 @@ def test_rounds_keep_to_their_interval_and_other_calls_come_in_between() -> None
         algo.seen = []
         assert "evaluation" not in algo.train()
         evaluation = algo.train()["evaluation"]["env_runners"]
-        counts = algo.get_state("evaluation")["evaluation"]["lifetime_counts"]
+        counts = algo.get_state("eval_env_runner")["eval_env_runner"]["lifetime_counts"]
     assert algo.seen == [[["evaluation"]], [["evaluation"]]]
     # A round of one's own within an iteration comes after the iteration's.
     assert algo.alone == evaluation["num_env_steps_sampled_lifetime"] + 10
