@@ -100,13 +100,10 @@ class Execution:
                 that they share.
         """
         if self.is_compiled and not self.compiles_complete_update and isinstance(module, torch.nn.Module):
-            forward = self.compile_in_parts(module._forward_train)  # type: ignore[arg-type]
-            object.__setattr__(module, "_forward_train", forward)
+            _replace(module, "_forward_train", self.compile_in_parts)
         if self._dtype is not None:
             for name in [name for name in _METHODS if hasattr(module, name)]:
-                lowered = self._lowered(getattr(type(module), name))
-                # Bound, so that a deep copy of the module has one of its own.
-                object.__setattr__(module, name, MethodType(lowered, module))
+                _replace(module, name, self._lowered)
 
     def compile_in_parts(self, function: Callable[..., Any]) -> Callable[..., Any]:
         """Return a function of a module, or of a minibatch's losses, compiled with its backward pass."""
@@ -134,6 +131,11 @@ class Execution:
 
     def _to_float32(self, leaf: object) -> object:
         return leaf.float() if isinstance(leaf, Tensor) and leaf.dtype is self._dtype else leaf
+
+
+def _replace(module: object, name: str, prepared: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
+    """Replace a module's method. The new one is bound, so that a deep copy of the module has one of its own."""
+    object.__setattr__(module, name, MethodType(prepared(getattr(type(module), name)), module))
 
 
 def _check_arithmetic(amp_dtype: str, device: torch.device) -> None:

@@ -204,6 +204,16 @@ def test_a_compiled_learner_learns_the_same(what: str, backend: str) -> None:
         assert torch.allclose(torch.as_tensor(compiled[name]), torch.as_tensor(value), atol=1e-5), name
 
 
+def test_a_copy_of_a_compiled_module_runs_its_own_networks() -> None:
+    config = small().framework(torch_compile_learner=True, torch_compile_learner_dynamo_backend="eager")
+    module = config.build_learner().module["default_policy"]
+    other = copy.deepcopy(module)
+    for parameter in other.parameters():
+        parameter.data.zero_()
+    outputs = [one.forward_train({Columns.OBS: torch.ones(1, 4)}) for one in (module, other)]
+    assert [bool(out[Columns.ACTION_DIST_INPUTS].any()) for out in outputs] == [True, False]
+
+
 def test_a_backend_that_cannot_be_used_is_refused_when_the_run_is_built(monkeypatch: Any) -> None:
     with pytest.raises(ConfigurationError, match=r"has no such backend.*Did you mean 'inductor'"):
         weights_after(torch_compile_learner=True, torch_compile_learner_dynamo_backend="inducto")
