@@ -513,6 +513,10 @@ class StepStore:
         places = {slot: place for place, slot in enumerate(slots.tolist())} if self.infos else {}
         agents = [stretch.agent_id for stretch in stretches]
         columns = {name: tree_rows(column, slots) for name, column in self.columns.items()}
+        without_step = np.cumsum(length + 1) - 1  # last observations
+        for name, column in columns.items():
+            for leaf in tree_leaves(column) if name not in (Columns.OBS, ENV_T) else ():
+                leaf[without_step] = 0
         if self.tree is not None:
             columns[PRIORITY] = self.tree.get(slots)
         return EpisodeBatch(

@@ -248,6 +248,8 @@ def test_a_restored_buffer_goes_on_as_the_first_would_have(cls: Any) -> None:
             batch = buffer.sample(20)
             buffer.update_priorities(batch.columns["actions"][batch.start])
     state = from_plain(msgpack.unpackb(msgpack.packb(to_plain(buffer.get_state()))))
+    saved = EpisodeBatch.from_wire(*state["episodes"])
+    assert not saved.columns["actions"][saved.start + saved.length].any(), "evicted steps, or other memory"
     other = cls(200, seed=99)
     other.add(episode_of(77, 0, 5))
     other.set_state(state)
