@@ -604,6 +604,7 @@ class AsyncAlgorithm:
         self._iterations.set_state(parts.get("algorithm", {}))
         await self._evaluation.set_state(parts)
         if "algorithm" in parts:  # the state of a whole run
+            self._last_evaluation = {}
             await self._dispatch.call("on_checkpoint_loaded")
 
     async def save_to_path(self, path: str | Path | None = None) -> str:

@@ -304,10 +304,11 @@ class Evaluation:
 
     async def set_state(self, state: Mapping[str, Any]) -> None:
         """Restore the output of `get_state`."""
-        if _METRICS in state:
-            self._lifetime_counts = dict(state[_METRICS]["lifetime_counts"])
-            self._offline_counts = Counter(state[_METRICS].get("offline_counts", {}))
-            self._metrics.set_state(state[_METRICS]["metrics"])
+        if _METRICS in state or "algorithm" in state:
+            mine = state.get(_METRICS, {})  # a whole run's state lacks it if nothing was evaluated
+            self._lifetime_counts = dict(mine.get("lifetime_counts", {}))
+            self._offline_counts = Counter(mine.get("offline_counts", {}))
+            self._metrics.set_state(mine.get("metrics", {}))
 
     async def stop(self) -> None:
         """Cancel the parallel round in progress, and stop the evaluation runners."""

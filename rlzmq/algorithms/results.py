@@ -281,6 +281,7 @@ class Iterations:
             self._time_before = results["time_total_s"]
             self.weights_version = results["weights_version"]
             self._num_steps_reported = self._session.accounting.sampled
+            self._curve.clear()
             if "learner_metrics" in results:
                 self._learners.metrics.set_state(results["learner_metrics"])
         if "metrics" in state:

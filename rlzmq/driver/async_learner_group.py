@@ -336,18 +336,17 @@ class AsyncLearnerGroup:
         """Restore the ranks' batch sources. If the number of ranks differs, the contents of replay buffers are divided.
 
         Args:
-            states: Result of `get_sources`, possibly of another group.
+            states: Result of `get_sources`, possibly of another group; none: the sources are emptied.
 
         Returns:
             Whether they were restored. Positions in files cannot be used with another number of ranks.
         """
         num_ranks = self.num_learners
-        fitting = list(states) if len(states) == num_ranks else divide_states(states, num_ranks)
-        if fitting is None:
-            return False
+        known = states if not states or len(states) == num_ranks else divide_states(states, num_ranks)
+        fitting = known or [{}] * num_ranks
         if self.local_learner is not None:
             self.local_learner.set_state({"source": fitting[0]})
-            return True
+            return bool(known)
 
         async def set_all(handles: Sequence[Any]) -> None:
             # A rank that died in the meantime begins with an empty source.
@@ -356,7 +355,7 @@ class AsyncLearnerGroup:
 
         assert self.formation is not None
         await self.formation.call(set_all)
-        return True
+        return bool(known)
 
     async def save_to_path(self, path: str | Path | None = None) -> str:
         """Write rank 0's state as a checkpoint (see Checkpointable.save_to_path)."""
