@@ -17,6 +17,7 @@ import dataclasses
 import functools
 import json
 import logging
+import math
 import re
 import time
 import traceback
@@ -37,10 +38,17 @@ from rlzmq.core.errors import ConfigurationError
 from rlzmq.core.files import opener
 from rlzmq.core.process import num_usable_cores
 from rlzmq.core.update_plan import derive_seed
-from rlzmq.telemetry.runs import number_at
+from rlzmq.telemetry.runs import number_at, value_at
 from rlzmq.telemetry.view import View
 from rlzmq.tune.result_grid import Result, ResultGrid, TrialError
-from rlzmq.tune.schedulers import CONTINUE, Decision, FIFOScheduler, PopulationBasedTraining, TrialScheduler
+from rlzmq.tune.schedulers import (
+    CONTINUE,
+    Decision,
+    FIFOScheduler,
+    PopulationBasedTraining,
+    TrialScheduler,
+    metric_and_mode,
+)
 from rlzmq.tune.search import BasicVariantGenerator, config_value, resolve, with_values
 from rlzmq.tune.settings import RunConfig, TuneConfig
 from rlzmq.tune.stopper import NoopStopper, make_stopper, missing_metrics
@@ -101,7 +109,9 @@ class Experiment:
         self._searcher = tune_config.search_alg or BasicVariantGenerator()
         self._stopper = make_stopper(run_config.stop)
         self._scheduler: TrialScheduler = tune_config.scheduler or FIFOScheduler()
-        self._scheduler.set_search_properties(tune_config.metric, tune_config.mode)
+        metric, mode = metric_and_mode(self._searcher, tune_config.metric, tune_config.mode)
+        self._scheduler.set_search_properties(metric, mode)
+        self._metric, self._mode = metric or self._scheduler.metric, mode or self._scheduler.mode
         self._num_cores = num_usable_cores()
         self._trials: list[Trial] = []
         self._tasks: dict[asyncio.Task[None], Trial] = {}
@@ -161,7 +171,7 @@ class Experiment:
 
     async def _open_study(self) -> None:
         storage = self._tune.storage or f"sqlite:///{self._path / _STUDY_FILE}"
-        arguments = storage, self._path.name, self._scheduler.mode, self._searcher, self._space
+        arguments = storage, self._path.name, self._mode, self._searcher, self._space
         self._study: Study = await self._on_store(Study, *arguments, self._scheduler.make_pruner())
 
     async def _open(self, runs_again: Callable[[EndedTrial], bool]) -> None:
@@ -429,12 +439,11 @@ class Experiment:
     async def _report(self, trial: Trial, result: Mapping[str, Any]) -> bool:
         """Record the metric in the study, where dashboards and other machines see it; return whether it is pruned."""
         at = self._scheduler.time_of(result)
-        value = None if self._metric is None else number_at(result, self._metric)
-        return (
-            at is not None
-            and value is not None
-            and await self._on_store(self._study.report, trial.claim, int(at), value)
-        )
+        value = None if self._metric is None else value_at(result, self._metric)
+        if at is None or not isinstance(value, int | float):
+            return False
+        value = float(value) if math.isfinite(value) else math.nan  # Optuna's worst
+        return await self._on_store(self._study.report, trial.claim, int(at), value)
 
     async def _end(self, trial: Trial, error: BaseException | None) -> None:
         """End a trial, in the study and in its directory."""
@@ -519,10 +528,6 @@ class Experiment:
         return self._deadline is not None and time.monotonic() >= self._deadline
 
     @property
-    def _metric(self) -> str | None:
-        return self._tune.metric or self._scheduler.metric
-
-    @property
     def _num_trials(self) -> int:
         """Return the number of trials in the search; -1: no limit."""
         num_points = 1
@@ -545,7 +550,7 @@ class Experiment:
                 f"RunConfig(log={self._run_config.log!r}) writes the results of algorithms; {self._trainable_name} can "
                 "call the tracker itself, or a tune.Callback can."
             )
-        if self._searcher.make_sampler(0) is not None and None in (self._metric, self._scheduler.mode):
+        if self._searcher.make_sampler(0) is not None and None in (self._metric, self._mode):
             raise ConfigurationError(
                 "TuneConfig(search_alg=OptunaSearch(…)) chooses values by results: set TuneConfig(metric=…, mode='max' "
                 "or 'min'), too."
@@ -579,8 +584,7 @@ class Experiment:
                 config = trial.config.to_dict() if isinstance(trial.config, BaseConfig) else trial.config
                 result = dataclasses.replace(result, config=config, error=trial.error)
             results.append(result)
-        metric, mode = self._metric, self._tune.mode or self._scheduler.mode
-        return ResultGrid(results, str(self._path), metric, mode)
+        return ResultGrid(results, str(self._path), self._metric, self._mode)
 
 
 def _summary(error: BaseException) -> str:

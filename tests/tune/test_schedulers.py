@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import datetime
 import logging
+import math
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from rlzmq.core.errors import ConfigurationError
 from rlzmq.tune.schedulers import (
     PB2,
     ASHAScheduler,
+    FIFOScheduler,
     HyperBandScheduler,
     MedianStoppingRule,
     PopulationBasedTraining,
@@ -99,6 +101,24 @@ def test_the_median_rule_ends_what_is_worse_than_the_others(hard_stop: bool, exp
     said = decisions(rule, "max", [*good, (9, 1, 0.0), (9, 2, 0.0), (8, 3, 2.5), (9, 3, 0.0)])
     # Nothing ends before the grace period is over; a trial pauses once only.
     assert said == [*["continue"] * 10, expected, "continue", "stop" if hard_stop else "continue"]
+
+
+def test_a_metric_that_is_no_finite_number_is_the_worst() -> None:
+    for mode in ("max", "min"):
+        assert with_metric(FIFOScheduler(), mode).score_of(result(1, math.inf)) == -math.inf
+        assert decisions(ASHAScheduler(), mode, [(0, 1, math.nan)]) == ["stop"]
+        for other, value, expected in ((0.0, math.nan, "stop"), (math.nan, 0.0, "continue")):
+            rule = MedianStoppingRule("training_iteration", grace_period=1, min_samples_required=2)
+            assert decisions(rule, mode, [(0, 1, other), (1, 1, other), (2, 1, value)])[-1] == expected
+    pb2 = with_metric(PB2(perturbation_interval=1, hyperparam_bounds={"a": (0, 10)}, quantile_fraction=0.5))
+    good, bad = trials = [FakeTrial("00000", {"a": 1.0}), FakeTrial("00001", {"a": 9.0})]
+    for trial in trials:
+        pb2.on_trial_add(trial)
+    for time, value in ((1, 0.0), (2, math.nan), (3, math.nan)):
+        pb2.on_trial_result(good, result(time, float(time)))
+        decision = pb2.on_trial_result(bad, result(time, value))
+        assert decision.exploits is good
+        assert 0 <= decision.changes["a"] <= 10
 
 
 def test_population_based_training_exploits_the_best_and_changes_values() -> None:
@@ -209,14 +229,14 @@ def test_bad_settings_are_named(make: Any, text: str) -> None:
 def test_asha_ends_bad_trials_of_a_search_early(run_config: tune.RunConfig) -> None:
     results = tune.Tuner(
         score,
-        param_space={"x": tune.grid_search([4, 3, 2, 1]), "iterations": 50},
+        param_space={"x": tune.grid_search([math.inf, 4, 3, 2, 1]), "iterations": 50},
         tune_config=tune.TuneConfig(
             metric="score", mode="max", max_concurrent_trials=1,
             scheduler=ASHAScheduler(max_t=8, grace_period=2, reduction_factor=2),
         ),
         run_config=run_config,
     ).fit()  # fmt: skip
-    assert [result.metrics["training_iteration"] for result in results] == [8, 2, 2, 2]
+    assert [result.metrics["training_iteration"] for result in results] == [2, 8, 2, 2, 2]
     assert results.num_errors == 0
 
 

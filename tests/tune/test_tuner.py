@@ -118,6 +118,13 @@ def test_all_names_of_an_algorithm(trainable: Any) -> None:
             ).fit(),
             "chooses values by results: set TuneConfig(metric",
         ),
+        (
+            lambda: tune.Tuner(
+                score,
+                tune_config=tune.TuneConfig(metric="a", search_alg=tune.search.OptunaSearch(metric="score")),
+            ).fit(),
+            "metric is 'score' in OptunaSearch and 'a' elsewhere in TuneConfig",
+        ),
         (lambda: tune.TuneConfig(num_samples=-1), "never ends: set time_budget_s"),
         (lambda: tune.FailureConfig(max_failures=1, fail_fast=True), "leave max_failures at 0"),
         (lambda: tune.RunConfig(name="a/b"), "expected the name of a directory"),
@@ -223,7 +230,7 @@ def test_another_users_search_space_neither_opens_ports_nor_writes_files(tmp_pat
 
 
 def test_optuna_suggests_values_by_the_results(run_config: tune.RunConfig) -> None:
-    search = tune.search.OptunaSearch(seed=1, points_to_evaluate=[{"x": 7}])
+    search = tune.search.OptunaSearch(metric="score", mode="max", seed=1, points_to_evaluate=[{"x": 7}])
     results = tune.Tuner(
         score,
         param_space={
@@ -231,10 +238,11 @@ def test_optuna_suggests_values_by_the_results(run_config: tune.RunConfig) -> No
             "kind": tune.choice([{"a": 1}, {"a": 2}]),
             "noise": tune.randn(),
         },
-        tune_config=tune.TuneConfig(metric="score", mode="max", num_samples=3, search_alg=search),
+        tune_config=tune.TuneConfig(num_samples=3, search_alg=search),
         run_config=run_config,
     ).fit()
     assert results[0].config["x"] == 7
+    assert results.get_best_result().metrics["score"] == max(result.metrics["score"] for result in results)
     assert all(result.config["kind"] in ({"a": 1}, {"a": 2}) for result in results)
     assert all(math.isfinite(result.config["noise"]) for result in results)
 

@@ -17,7 +17,7 @@ from rlzmq.config.settings import Setting, settings_of
 from rlzmq.core.errors import ConfigurationError
 from rlzmq.core.synonyms import did_you_mean
 from rlzmq.telemetry.runs import Mode, check_mode, flatten, number_at, value_at
-from rlzmq.tune.search import config_value, load_optuna, random_trial, suggest, value_of
+from rlzmq.tune.search import Searcher, config_value, load_optuna, random_trial, suggest, value_of
 
 if TYPE_CHECKING:
     from rlzmq.tune.trial import Trial
@@ -88,17 +88,10 @@ class TrialScheduler:
             ConfigurationError: Both TuneConfig and the scheduler set one of them, or neither does, or a mode is
                 unknown.
         """
-        name = type(self).__name__
-        check_mode(self.mode, name)
-        for own, given, setting in ((self.metric, metric, "metric"), (self.mode, mode, "mode")):
-            if own is not None and given is not None and own != given:
-                raise ConfigurationError(
-                    f"{setting} is {given!r} in TuneConfig and {own!r} in {name}: set it in one of them only."
-                )
-        self.metric, self.mode = self.metric or metric, self.mode or mode
+        self.metric, self.mode = metric_and_mode(self, metric, mode)
         if self.metric is None or self.mode is None:
             raise ConfigurationError(
-                f"{name} compares trials: set TuneConfig(metric=…, mode='max' or 'min')."
+                f"{type(self).__name__} compares trials: set TuneConfig(metric=…, mode='max' or 'min')."
             )
 
     def on_trial_add(self, trial: Trial) -> None:
@@ -128,9 +121,34 @@ class TrialScheduler:
         return number_at(result, self.time_attr)
 
     def score_of(self, result: Mapping[str, Any]) -> float | None:
-        """Return the metric of a result, negated if small values are good; None if the result lacks it."""
-        value = None if self.metric is None else number_at(result, self.metric)
-        return -value if value is not None and self.mode == "min" else value
+        """Return the metric of a result, negated if small values are good; None if the result lacks it.
+
+        NaN and infinity are the worst score, -inf.
+        """
+        value = None if self.metric is None else value_at(result, self.metric)
+        if not isinstance(value, int | float):
+            return None
+        if not math.isfinite(value):
+            return -math.inf
+        return -value if self.mode == "min" else value
+
+
+def metric_and_mode(
+    owner: TrialScheduler | Searcher, metric: str | None, mode: Mode | None
+) -> tuple[str | None, Mode | None]:
+    """Return the metric and the mode of a scheduler or search algorithm, or else those of TuneConfig.
+
+    Raises:
+        ConfigurationError: Both set one of them, and differ; or a mode is unknown.
+    """
+    name = type(owner).__name__
+    check_mode(owner.mode, name)
+    for own, given, setting in ((owner.metric, metric, "metric"), (owner.mode, mode, "mode")):
+        if own is not None and given is not None and own != given:
+            raise ConfigurationError(
+                f"{setting} is {own!r} in {name} and {given!r} elsewhere in TuneConfig: set it in one of them only."
+            )
+    return owner.metric or metric, owner.mode or mode
 
 
 @dataclasses.dataclass
@@ -249,6 +267,9 @@ class MedianStoppingRule(TrialScheduler):
         rule = self
         sign = -1.0 if self.mode == "min" else 1.0
 
+        def score(value: float) -> float:
+            return -math.inf if math.isnan(value) else sign * value
+
         class MedianOfMeans(load_optuna().pruners.BasePruner):  # type: ignore[misc]
             def prune(self, study: Any, trial: Any) -> bool:
                 now = trial.last_step
@@ -257,10 +278,10 @@ class MedianStoppingRule(TrialScheduler):
                 means = []
                 for other in study.get_trials(deepcopy=False):
                     past = other.intermediate_values.items()
-                    scores = [sign * value for at, value in past if rule.grace_period <= at <= now]
+                    scores = [score(value) for at, value in past if rule.grace_period <= at <= now]
                     if scores and other.number != trial.number and other.last_step >= now:
                         means.append(statistics.fmean(scores))
-                best = max(sign * value for value in trial.intermediate_values.values())
+                best = max(map(score, trial.intermediate_values.values()))
                 return len(means) >= rule.min_samples_required and best < statistics.median(means)
 
         return MedianOfMeans()
@@ -478,8 +499,8 @@ class PB2(PopulationBasedTraining):
         """Record what an interval's values were worth; see PopulationBasedTraining."""
         time, score = self.time_of(result), self.score_of(result)
         if time is not None and score is not None and self.is_due(trial, time):
-            if trial.trial_id in self._before:
-                since, before = self._before[trial.trial_id]
+            since, before = self._before.get(trial.trial_id, (0.0, -math.inf))
+            if before > -math.inf:
                 values = {
                     path: bounds.clip(config_value(trial.config, path))
                     for path, bounds in self._mutations.items()

@@ -26,6 +26,7 @@ from rlzmq.core.errors import ConfigurationError
 from rlzmq.core.imports import import_optional
 from rlzmq.core.synonyms import did_you_mean
 from rlzmq.core.update_plan import derive_seed
+from rlzmq.telemetry.runs import Mode
 
 __all__ = [
     "BasicVariantGenerator",
@@ -56,11 +57,14 @@ class Searcher:
         points_to_evaluate: Values of the first trials by path; a missing path gets a random or suggested value.
         max_concurrent: Maximum number of trials at the same time; 0: no limit.
         seed: Seed of all choices; None: a random one.
+        metric, mode: The metric by which values are chosen; None: those of TuneConfig.
     """
 
     points_to_evaluate: Sequence[Mapping[str, Any]]
     max_concurrent: int
     seed: int | None
+    metric: str | None = None
+    mode: Mode | None = None
 
     def make_sampler(self, seed: int) -> Any:
         """Return the Optuna sampler."""
@@ -206,19 +210,23 @@ def load_optuna() -> Any:
 
 @dataclass
 class OptunaSearch(Searcher):
-    """Values suggested by an Optuna sampler; needs `TuneConfig(metric=…, mode=…)`.
+    """Values suggested by an Optuna sampler; needs a metric and its mode, here or in TuneConfig.
 
     Args:
         sampler: An Optuna sampler, or the name of one in ``optuna.samplers``, which gets the seed; None: "TPESampler".
         points_to_evaluate: Values of the first trials by path, e.g. ``[{"lr": 0.001}]``.
         seed: Seed of a sampler given by name; None: a random one.
         max_concurrent: Maximum number of trials at the same time; 0: no limit.
+        metric: Path of the metric; None: that of TuneConfig.
+        mode: "max" or "min"; None: that of TuneConfig.
     """
 
     sampler: Any = None
     points_to_evaluate: Sequence[Mapping[str, Any]] = field(default_factory=list)
     seed: int | None = None
     max_concurrent: int = 0
+    metric: str | None = None
+    mode: Mode | None = None
 
     def make_sampler(self, seed: int) -> Any:
         """Return the Optuna sampler.
