@@ -17,7 +17,7 @@ from rlzmq.actors.process_state import descendants
 from rlzmq.cli.parsing import command
 from rlzmq.core.errors import ConfigurationError, printable
 from rlzmq.core.process import find_stack_channel, read_stacks
-from rlzmq.telemetry.view import LiveView, View
+from rlzmq.telemetry.view import LiveView, View, size_text
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -85,7 +85,7 @@ def format_status(status: Mapping[str, Any], rates: Mapping[str, float], address
         "drops     " + (_pairs(dropped) or "none"),
         f"updates   next commit {status['next_commit']}  open {len(status['open_updates'])}  "
         f"in flight {len(status['updates_in_flight'])}",
-        f"queues    {status['num_fragments_held']} fragments, {status['fragment_bytes'] / 1e6:.1f} MB held, "
+        f"queues    {status['num_fragments_held']} fragments, {size_text(status['fragment_bytes'])} held, "
         f"the oldest for {status['oldest_fragment_s']:.1f} s  "
         f"{status['num_env_steps_leased']} steps leased  {status['num_duplicates']} duplicates",
         f"broker    loop lag {status['loop_lag_s'] * 1e3:.1f} ms, at most {status['max_loop_lag_s'] * 1e3:.0f} ms  "

@@ -31,7 +31,7 @@ from rlzmq.telemetry.runs import (
     mean_curve,
     plot_curves,
 )
-from rlzmq.telemetry.view import sparkline
+from rlzmq.telemetry.view import size_text, sparkline
 
 if TYPE_CHECKING:
     from rlzmq.algorithms.registry import Preset
@@ -80,7 +80,7 @@ def _listed(runs: Sequence[Run]) -> list[str]:
             [
                 str(run.path), run.algorithm, run.env, "–" if run.seed is None else str(run.seed), *_progress(run)[:2],
                 run.state, time.strftime("%Y-%m-%d %H:%M", time.localtime(run.changed_s)),
-                f"{run.num_bytes / 1e6:,.1f} MB",
+                size_text(run.num_bytes),
             ]
         )  # fmt: skip
     return _columns(rows)

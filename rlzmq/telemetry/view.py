@@ -156,6 +156,11 @@ def _line(facts: Mapping[str, str]) -> str:
     return "  ".join(f"{name} {text}" for name, text in facts.items())
 
 
+def size_text(num_bytes: float) -> str:
+    """Return a size in MB, or from 1 GB on in GB."""
+    return f"{num_bytes / 1e9:,.1f} GB" if num_bytes >= 1e9 else f"{num_bytes / 1e6:.1f} MB"
+
+
 def sparkline(values: list[float]) -> str:
     """Draw values as bars of eight heights, from the lowest to the highest."""
     if not values:

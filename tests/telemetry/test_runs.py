@@ -210,8 +210,11 @@ def test_runs_are_listed_and_compared(
     ended(make_run(Path("runs/a"), [3.0, 2.0], seed=1))
     live = make_run(Path("runs/deep/b"), [7.0], seed=2, lr=0.5)
     (tmp_path / "runs" / "mine").mkdir()
+    with open("runs/a/video.mp4", "wb") as file:
+        file.truncate(3_072_000_000)
     assert main(["runs"]) == 0
     lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[-2:] for line in lines[1:]] == [["3.1", "GB"], ["0.0", "MB"]]
     assert " ".join(lines[0].split()) == "run algorithm env seed steps return state changed size"
     rows = [line.split()[:7] for line in lines[1:]]
     assert ["runs/a", "PPO", "CartPole-v1", "1", "200", "2.00", "ended"] in rows
