@@ -1,4 +1,4 @@
-"""Words of Stable-Baselines3, RLlib and CleanRL that are no names here, with what to write instead.
+"""Words of Stable-Baselines3, RLlib, CleanRL, TorchRL and Tianshou that are no names here, with what to write instead.
 
 The one table behind the errors about imports, attributes, settings, flags, result keys and algorithms.
 """
@@ -41,20 +41,22 @@ _RENAMED = {
         {
             "lr": "learning_rate learning_rate_schedule anneal_lr",
             "gamma": "discount discount_factor",
-            "train_batch_size_per_learner": "n_steps num_steps rollout_length rollout_steps",
+            "train_batch_size_per_learner": (
+                "n_steps num_steps rollout_length rollout_steps frames_per_batch step_per_collect"
+            ),
             "num_epochs": "n_epochs update_epochs ppo_epoch ppo_epochs num_sgd_iter epochs repeat_per_collect",
             "minibatch_size train_batch_size_per_learner": "batch_size",
-            "minibatch_size": "num_minibatches sgd_minibatch_size",
+            "minibatch_size": "num_minibatches sgd_minibatch_size sub_batch_size",
             "entropy_coeff initial_alpha": "ent_coef",
             "initial_alpha": "alpha",
             "entropy_coeff": "entropy_coef ent_coeff entropy_coeff_schedule",
             "target_entropy": "autotune auto_entropy_tuning",
-            "vf_loss_coeff": "vf_coef value_coef value_loss_coef vf_loss_coef",
-            "lambda_": "gae_lambda lam",
+            "vf_loss_coeff": "vf_coef value_coef value_loss_coef vf_loss_coef critic_coef critic_coeff",
+            "lambda_": "gae_lambda lam lmbda",
             "clip_param": "clip_range clip_coef clip_epsilon eps_clip",
-            "vf_clip_param": "clip_range_vf clip_vloss",
+            "vf_clip_param": "clip_range_vf clip_vloss value_clip",
             "grad_clip": "max_grad_norm",
-            "standardize_advantages": "norm_adv normalize_advantage",
+            "standardize_advantages": "norm_adv normalize_advantage advantage_normalization",
             "model_config": (
                 "policy_kwargs net_arch hidden_sizes activation activation_fn features_extractor_class use_lstm "
                 "fcnet_hiddens fcnet_activation conv_filters model network layers hidden_dim hidden_size"
@@ -68,30 +70,30 @@ _RENAMED = {
             ),
             "tau": "polyak",
             "n_step": "estimation_step multi_step",
-            "num_steps_sampled_before_learning_starts": "learning_starts",
-            "training_intensity": "train_freq train_frequency gradient_steps",
-            "target_network_update_freq": "target_update_interval target_network_frequency",
+            "num_steps_sampled_before_learning_starts": "learning_starts init_random_frames",
+            "training_intensity": "train_freq train_frequency gradient_steps update_per_step utd_ratio",
+            "target_network_update_freq": "target_update_interval target_network_frequency target_update_freq",
             "exploration_noise": "action_noise",
             "policy_delay": "policy_freq policy_frequency",
             "target_noise": "policy_noise",
             "target_noise_clip": "noise_clip",
             "epsilon": "exploration_fraction eps_train exploration_initial_eps exploration_final_eps start_e end_e",
-            "num_envs_per_env_runner": "n_envs num_envs num_envs_per_worker envs",
+            "num_envs_per_env_runner": "n_envs num_envs num_envs_per_worker envs training_num env_per_collector",
             "num_env_runners": (
                 "num_workers num_rollout_workers workers n_jobs jobs runners nproc num_processes parallel_envs"
             ),
             "gym_env_vectorize_mode": "vectorization_mode remote_worker_envs vec_env",
             "env_to_module_connector": "observation_filter",
-            "evaluation_num_env_runners": "evaluation_num_workers",
-            "evaluation_duration": "evaluation_num_episodes n_eval_episodes",
+            "evaluation_num_env_runners": "evaluation_num_workers test_num",
+            "evaluation_duration": "evaluation_num_episodes n_eval_episodes eval_episodes episode_per_test",
             "evaluation_interval": "eval_freq eval_interval",
             "min_time_s_per_iteration": "min_time_s_per_reporting",
-            "checkpoint_every_s": "checkpoint_frequency save_freq",
+            "checkpoint_every_s": "checkpoint_frequency checkpoint_freq save_freq",
             "restart_failed_env_runners": "recreate_failed_workers recreate_failed_env_runners",
             "ignore_env_runner_failures": "ignore_worker_failures",
             "metrics_num_episodes_for_smoothing": "stats_window_size",
-            "num_gpus_per_learner": "device cuda num_gpus use_cuda",
-            "env": "env_id env_name",
+            "num_gpus_per_learner": "device cuda num_gpus gpu gpus use_cuda",
+            "env": "env_id env_name gym_id",
             "env_config": "env_kwargs render_mode",
             "wrappers": "wrapper_class",
             "seed": "seeds random_seed",
@@ -283,11 +285,11 @@ _VECTOR = "env_runners(num_env_runners=…, num_envs_per_env_runner=…), which 
 _INSTEAD = _by_word(
     {
         _LOOP: (
-            "learn fit train_on_batch step_per_epoch step_per_collect max_epoch n_iterations run train step "
+            "learn fit train_on_batch step_per_epoch max_epoch n_iterations run train step episode_per_collect "
             "Trainer OnpolicyTrainer OffpolicyTrainer Agent"
         ),
         "algo.train() in a loop until result['num_env_steps_sampled_lifetime'] is large enough": (
-            "total_timesteps timesteps"
+            "total_timesteps timesteps total_frames"
         ),
         _ACT: "predict compute_single_action act get_action select_action choose_action sample forward",
         "policy.compute_actions(observations) with policy = Policy.load(run)": "compute_actions",
@@ -356,9 +358,20 @@ _INSTEAD = _by_word(
         "an env with a Dict observation that has an action_mask": "ActionMasker",
         "an algorithm's config: PPOConfig": "Args Config AlgorithmSpec DEFAULT_CONFIG",
         "torch.nn.init": "layer_init normc_initializer",
-        "SingleAgentEnvRunner": "Runner RolloutWorker",
+        "SingleAgentEnvRunner": "Runner SyncDataCollector MultiSyncDataCollector Collector RolloutWorker",
+        "environment(wrappers=['TimeLimit(max_episode_steps=…)'])": "max_frames_per_traj max_episode_steps",
+        "environment(wrappers=['NormalizeReward'])": "reward_normalization normalize_reward",
         "PettingZoo's; ParallelPettingZooEnv makes an env of several agents of it": "ParallelEnv",
-        _NETWORKS: "BaseFeaturesExtractor Encoder TorchModel ModelConfig",
+        _NETWORKS: (
+            "ProbabilisticActor ValueOperator TensorDictModule BaseFeaturesExtractor Encoder TorchModel "
+            "ModelConfig"
+        ),
+        "PPOConfig; a learner_class has compute_loss_for_module": "ClipPPOLoss",
+        "a dict of tensors": "TensorDict",
+        "EpisodeReplayBuffer": "VectorReplayBuffer",
+        "your own TorchRLModule, whose _forward(batch) returns {'actions': …}": (
+            "RandomRLModule StatefulRandomRLModule"
+        ),
         "gymnasium's; config.environment(…) takes its ids and classes": "make make_env Env",
         "a list as the value: training(lr=[(0, 3e-4), (1_000_000, 0.0)])": (
             "get_schedule_fn linear_schedule get_linear_fn LinearSchedule Scheduler"

@@ -1,4 +1,4 @@
-"""Words of Stable-Baselines3, RL Zoo, RLlib's old stack, CleanRL, Tianshou: each is answered with what to write."""
+"""Words of Stable-Baselines3, RL Zoo, RLlib, CleanRL, TorchRL, Tianshou: each is answered with what to write."""
 
 from __future__ import annotations
 
@@ -33,6 +33,10 @@ CONFIGS = {
     "PPOConfig().training(n_steps=128)": ".training(train_batch_size_per_learner=…)",
     "PPOConfig().framework('tf2')": "except for 'torch'",
     "DQNConfig().training(buffer_size=1000)": ".training(replay_buffer_config=…)",
+    "PPOConfig().training(frames_per_batch=128)": ".training(train_batch_size_per_learner=…)",
+    "PPOConfig().training(total_frames=1000)": "num_env_steps_sampled_lifetime",
+    "DQNConfig().training(update_per_step=0.1)": ".training(training_intensity=…)",
+    "PPOConfig().evaluation(episode_per_test=10)": ".evaluation(evaluation_duration=…)",
     "PPOConfig().evaluation(eval_env=ENV)": "evaluation_config={'env': …}",
     "PPOConfig().stop()": "rlzmq train --stop",
 }
@@ -43,6 +47,8 @@ NAMES = {
     "make": "gymnasium's",
     "rllib": "from rlzmq import",
     "get": "ActorSystem",
+    "RandomRLModule": "_forward(batch) returns {'actions'",
+    "TensorDictModule": "TorchRLModule builds in setup()",
     "spaces": "from gymnasium import spaces",
 }
 USES = {
