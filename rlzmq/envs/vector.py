@@ -12,7 +12,7 @@ import threading
 import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
-from multiprocessing import resource_tracker
+from multiprocessing import forkserver, resource_tracker
 from multiprocessing.connection import wait
 from multiprocessing.synchronize import SemLock
 from multiprocessing.util import _finalizer_registry  # type: ignore[attr-defined]
@@ -312,6 +312,9 @@ def _make_async(
 ) -> VectorEnv[Any, Any, Any]:
     # forkserver, because a fork of this process would inherit its threads' locks and open sockets.
     method = "forkserver" if "forkserver" in multiprocessing.get_all_start_methods() else "spawn"
+    if forkserver._forkserver._preload_modules == ["__main__"]:  # type: ignore[attr-defined]
+        # What every environment's process needs is imported once. A list of the user's own is kept.
+        multiprocessing.set_forkserver_preload([__name__])
     ensure_multiprocessing_directory()
     try:
         with blocked(), _main_module_hidden():

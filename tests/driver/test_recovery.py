@@ -476,8 +476,11 @@ async def test_an_env_that_ends_its_process_ends_the_run_soon_with_its_line(
 
 
 class NeverMade(DefaultActorCriticModule):
+    can_go_on = threading.Event()
+
     def setup(self) -> None:
-        threading.Event().wait()
+        self.can_go_on.wait()
+        super().setup()
 
 
 async def test_a_module_that_is_never_made_ends_the_run_with_its_stack_and_the_setting() -> None:
@@ -486,8 +489,11 @@ async def test_a_module_that_is_never_made_ends_the_run_with_its_stack_and_the_s
         .rl_module(rl_module_spec=RLModuleSpec(module_class=NeverMade))
         .fault_tolerance(process_start_timeout_s=10.0)
     )
-    with pytest.raises(DeadlineError, match=r"'learner-0' .*within 10 s.*") as caught:
-        async with config.build_async():
-            pass
+    try:
+        with pytest.raises(DeadlineError, match=r"'learner-0' .*within 10 s.*") as caught:
+            async with config.build_async():
+                pass
+    finally:
+        NeverMade.can_go_on.set()  # for the local runner's thread
     assert "process_start_timeout_s" in str(caught.value)
     assert "in setup" in str(caught.value)

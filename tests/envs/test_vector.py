@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import signal
-import subprocess
 import sys
 import tempfile
 from pathlib import Path
@@ -27,6 +27,7 @@ from rlzmq.envs.registry import EnvContext
 from rlzmq.envs.sync_vector import LeanSyncVectorEnv
 from rlzmq.envs.vector import make_vec
 from tests.support.runs import ShortEnv
+from tests.support.warm_process import run_warm
 
 
 def same(a: Any, b: Any) -> bool:
@@ -152,12 +153,8 @@ def test_async_envs_put_nothing_into_a_temporary_directory_of_any_length(
 ) -> None:
     long, runtime = tmp_path / ("x" * 100), Path(tempfile.mkdtemp(prefix="t-", dir="/tmp"))
     long.mkdir()
-    result = subprocess.run(
-        [sys.executable, "-c", SCRIPT.format(is_killed=is_killed)],
-        env={**os.environ, "TMPDIR": str(long), "XDG_RUNTIME_DIR": str(runtime)},
-        capture_output=True,
-        text=True,
-    )
+    place = {"TMPDIR": str(long), "XDG_RUNTIME_DIR": str(runtime)}
+    result = run_warm("-c", SCRIPT.format(is_killed=is_killed), env={**os.environ, **place}, timeout=100)
     try:
         assert result.returncode == (-signal.SIGKILL if is_killed else 0), result.stderr
         assert list(long.iterdir()) == []
@@ -169,6 +166,27 @@ def test_async_envs_put_nothing_into_a_temporary_directory_of_any_length(
         assert list(runtime.iterdir()) == []
     finally:
         shutil.rmtree(runtime)
+
+
+PRELOADED = """
+import multiprocessing
+from rlzmq.envs.vector import make_vec
+
+own_list = {own_list}
+if own_list:
+    multiprocessing.set_forkserver_preload(own_list)
+make_vec("CartPole-v1", num_envs=3, mode="async").close()
+"""
+
+
+@pytest.mark.parametrize(("own_list", "times"), [([], 1), (["json"], 3)])
+def test_the_processes_of_envs_import_gymnasium_once_unless_the_user_says_what_they_share(
+    own_list: list[str], times: int
+) -> None:
+    env = {**os.environ, "PYTHONPROFILEIMPORTTIME": "1"}  # of the fork server and the environments
+    done = run_warm("-c", PRELOADED.format(own_list=own_list), env=env, timeout=100)
+    assert done.returncode == 0, done.stderr
+    assert len(re.findall(r"\| +gymnasium$", done.stderr, re.MULTILINE)) == times
 
 
 def test_sub_envs_know_their_vector_index() -> None:
