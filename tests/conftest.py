@@ -48,7 +48,7 @@ atexit.register(shutil.rmtree, os.environ["XDG_STATE_HOME"], ignore_errors=True)
 
 # `--hypothesis-profile=other` draws other examples each time, and many more. A loaded machine is slow, not wrong.
 _patient = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
-settings.register_profile("repeatable", _patient, derandomize=True, max_examples=30)
+settings.register_profile("repeatable", _patient, derandomize=True, max_examples=20)
 settings.register_profile("other", _patient, max_examples=300)
 settings.load_profile("repeatable")
 

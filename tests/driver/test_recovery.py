@@ -378,10 +378,10 @@ CONNECTING = {"runner-0": "runner", "learner-1": "learner"}
     "faults",
     [
         everywhere("start", "kill"),
-        everywhere("start", "stop"),
+        pytest.param(everywhere("start", "stop"), marks=pytest.mark.slow),
         everywhere("started", "exit"),
         pytest.param(everywhere("started", "stop"), marks=pytest.mark.slow),
-        everywhere("connect", "kill", roles=CONNECTING),
+        pytest.param(everywhere("connect", "kill", roles=CONNECTING), marks=pytest.mark.slow),
         everywhere("connect", "stop", roles=CONNECTING),
         pytest.param("learner.connect:stop:1", marks=pytest.mark.slow),  # of every rank
         pytest.param("runner.start:kill:1,runner.connect:kill:1", marks=pytest.mark.slow),

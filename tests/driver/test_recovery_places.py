@@ -19,15 +19,12 @@ from tests.support.runs import small as small_run
 
 PLACES = [
     (small, "broker.UpdateDone@broker:kill:3"),  # trained, the driver not told
-    (small, "broker.Weights@broker:kill:2"),
     (small, "learner.Shard@learner-1:kill:2"),  # delivered, not decoded
     (small, "learner.vote@learner-0:kill:2"),  # all steps done, no vote
-    (small, "learner.trained@learner-0:kill:2"),  # trained, the broker not told
     (small, "learner.voted@learner-1:stop:2"),  # hangs
     (small, "runner.Lease@runner-0:kill:3"),
     (large, "runner.sent@runner-0:kill:2"),  # nobody but the socket knows of the segment
     (large, "broker.Fragment@broker:kill:3"),  # held and in the ledger, not acknowledged
-    (large, "learner.train@learner-0:kill:2"),
 ]
 MORE_PLACES = [
     (small, "runner.sampled@runner-0:kill:2"),
@@ -41,6 +38,9 @@ MORE_PLACES = [
     (small, "learner.UpdateCommitted@learner-1:kill:1"),
     (small, "runner.sent@runner-0:exit:2"),
     (large, "broker.ShardReady@broker:kill:2"),
+    (small, "broker.Weights@broker:kill:2"),
+    (small, "learner.trained@learner-0:kill:2"),  # trained, the broker not told
+    (large, "learner.train@learner-0:kill:2"),
     (large, "learner.Shard@learner-1:kill:3"),
 ]
 COUNTS = {

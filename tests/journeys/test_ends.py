@@ -168,9 +168,9 @@ def test_a_fork_server_that_is_killed_while_it_imports_again_and_again(terminal:
         if server is not None and server.pid not in killed:
             killed.add(server.pid)
             server.kill()
-        return len(killed) == 7
+        return len(killed) == 3
 
-    until(kill_next, "the seventh fork server")
+    until(kill_next, "the third fork server")
     assert_nothing_lost(terminal, run.end(), 0)
 
 

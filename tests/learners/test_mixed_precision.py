@@ -186,7 +186,7 @@ def weights_after(**framework: Any) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("what", "backend"),
     [
-        ("forward_train", "aot_eager"),
+        pytest.param("forward_train", "aot_eager", marks=pytest.mark.slow),
         ("forward_train", "eager"),
         ("complete_update", "eager"),
     ],

@@ -85,7 +85,7 @@ def update_main(
         learner.__class__ = NormedLearner
     join(learner, path, rank, world_size)
     hashes, norms = [], []
-    for update in range(4):
+    for update in range(2):
         if case == "modules":
             columns = rows(8 + 4 * rank, seed=10 * update + rank)
             first = {name: column.double() for name, column in columns.items()}
@@ -111,7 +111,7 @@ def test_two_ranks_get_the_bits_of_gloo(tmp_path: Path, case: str) -> None:
     first, second = ([hashes for hashes, _ in result] for result in results)
     assert first == second
     assert first[0] == first[1]
-    assert len(set(first[0])) == 4
+    assert len(set(first[0])) == 2
 
 
 @pytest.mark.parametrize(("case", "hosts"), [("mlp", "aabb"), ("modules", "aba")])
