@@ -96,7 +96,7 @@ def same_draws() -> None:
     if "numpy" in sys.modules:
         sys.modules["numpy"].random.seed(1)
     if "torch" in sys.modules:
-        sys.modules["torch"].manual_seed(1)
+        sys.modules["torch"].default_generator.manual_seed(1)
 
 
 @pytest.fixture(scope="session")
