@@ -153,18 +153,14 @@ class CallWatch:
             self._warned_at_s = 0.0
             return ""
         silent_s = self._silent_s(now)
-        self._warn_if_due(silent_s, calls[0][0], self._consequence())
+        limit = "" if self._timeout_s is None else f"the run ends when that is {self._timeout_s:g} s"
+        self._warn_if_due(silent_s, calls[0][0], limit or "the run waits for it")
         if self._timeout_s is not None and silent_s >= self._timeout_s:
             return f"{calls[0][0]} has not returned for {silent_s:.1f} s"
         return ""
 
     def _silent_s(self, now: float) -> float:
         return now - self._moved_at - self._withheld.seconds
-
-    def _consequence(self) -> str:
-        if self._timeout_s is None:
-            return "the run waits for it"
-        return f"the run ends when that is {self._timeout_s:g} s"
 
     def _warn_if_due(self, silent_s: float, what: str, consequence: str) -> None:
         if silent_s < self._warned_at_s:  # something has moved since
@@ -391,7 +387,9 @@ class EnvWatch(_HangWatch):
         if not self._calls:
             self._patience.begin(now)
             return super()._look(now)
-        is_reset = self._is_reset_now()
+        inner: Any = getattr(getattr(self._env, "unwrapped", self._env), "is_resetting", False)
+        resets = any(what == self.RESETS for what, *_ in self._calls[-1:])
+        is_reset = resets or self._begins_episodes or inner is True
         num_returned = self._num_returned
         returned_at = now - self._silent_s(now)
         if num_returned != self._seen:
@@ -407,12 +405,6 @@ class EnvWatch(_HangWatch):
         if self._num_returned != num_returned:
             return ""
         return self._judge(silent_s, limit_s, what, why)
-
-    def _is_reset_now(self) -> bool:
-        env = self._env
-        inner: Any = getattr(getattr(env, "unwrapped", env), "is_resetting", False)
-        is_reset = any(what == self.RESETS for what, *_ in self._calls[-1:])
-        return is_reset or self._begins_episodes or inner is True
 
     def _limit(self, is_reset: bool) -> tuple[float, str]:
         step_s = self._step_timeout_s or self._patience.limit_s

@@ -222,14 +222,11 @@ class Stat(StatsBase):
 
     def peek(self) -> Any:
         """Return the current reduced value; NaN (or 0, or []) if nothing was logged."""
-        return _plain(self._peek())
-
-    def _peek(self) -> Any:
         if self.values is not None:
-            return _reduce_values(self.kind, _plain(list(self.values)), self.percentiles)
+            return _plain(_reduce_values(self.kind, _plain(list(self.values)), self.percentiles))
         if self.total is None:
             return _of_nothing(self.kind)
-        return self.total / self.count if self.kind == "mean" else self.total
+        return _plain(self.total / self.count if self.kind == "mean" else self.total)
 
     def reduce(self) -> Any:
         """Return the value of the iteration, and drop values that are not kept."""
@@ -757,7 +754,8 @@ class StageTimers(dict[str, list[float]]):
         Piece names have RLlib's form: ``NumpyToTensor`` becomes ``numpy_to_tensor``.
         """
         for piece, (num_calls, seconds) in pipeline.take_piece_timers().items():
-            self.add(f"{prefix}timers/connectors/{_snake_case(piece)}", seconds, int(num_calls))
+            name = re.sub(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", "_", piece).lower()
+            self.add(f"{prefix}timers/connectors/{name}", seconds, int(num_calls))
 
     def take(self) -> dict[str, list[float]]:
         """Return all sums as plain values, and reset them."""
@@ -776,7 +774,3 @@ class StageTimers(dict[str, list[float]]):
         for name, (num_calls, total) in self.take().items():
             means[tuple(name.split("/"))] = total / num_calls if num_calls else 0.0
         return _nest(means)
-
-
-def _snake_case(name: str) -> str:
-    return re.sub(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", "_", name).lower()

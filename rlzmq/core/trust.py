@@ -133,7 +133,7 @@ def find_code(name: str, trust: Trust, base: type[Any] | None = None) -> Any:
     except (ImportError, AttributeError) as error:
         if module_name == "__main__":
             raise ConfigurationError(f"{qualname}, of another script: this one has none") from error
-        near = "" if found is None else _close_names(module, qualname)
+        near = "" if found is None else did_you_mean(qualname, callable_names(module))
         raise ConfigurationError(f"{name!r} cannot be found ({error}).{near}") from error
     if not trust.is_full and not _is_own_code(found, qualname, trust.packages):
         raise ConfigurationError(f"{name!r} is not trusted: it is not defined where its name says.")
@@ -150,10 +150,6 @@ def class_name(cls: type[Any] | str) -> str:
 def callable_names(module: types.ModuleType) -> list[str]:
     """Return the public names of a module's classes and functions, for suggestions."""
     return [name for name, value in vars(module).items() if callable(value) and not name.startswith("_")]
-
-
-def _close_names(module: types.ModuleType, qualname: str) -> str:
-    return did_you_mean(qualname, callable_names(module))
 
 
 def _is_below(module_name: str, packages: Collection[str]) -> bool:

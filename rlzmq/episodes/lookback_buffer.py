@@ -290,10 +290,6 @@ class InfiniteLookbackBuffer:
             and same_items(self.data, other.data)
         )
 
-    def _after_lookback(self) -> object:
-        after = slice(self.lookback, None)
-        return tree_rows(self._arrays, after) if self._items is None else self._items[after]
-
     # -- reading --------------------------------------------------------------------------------------
 
     def get(
@@ -431,19 +427,15 @@ class InfiniteLookbackBuffer:
     def _as_batch(self, new_data: object) -> object:
         """Return new items as a list of items or as a tree of arrays."""
         if isinstance(new_data, InfiniteLookbackBuffer):
-            return new_data._after_lookback()
-        if isinstance(new_data, tuple) and not isinstance(self._structure(), tuple):
+            return new_data.get()
+        one: Any = self._arrays if self._items is None else next(reversed(self._items), None)
+        if isinstance(new_data, tuple) and not isinstance(one, tuple):
             return list(new_data)
         if isinstance(new_data, (dict, tuple)):
             return tree_map(np.asarray, new_data)
         if isinstance(new_data, (list, np.ndarray)):
             return new_data
         return list(new_data) if isinstance(new_data, Iterator) else np.asarray(new_data)
-
-    def _structure(self) -> object:
-        if self._items is None:
-            return self._arrays
-        return self._items[-1] if self._items else None
 
     def _write(self, where: Any, new_data: object, num: int) -> None:
         batch = self._as_batch(new_data)
