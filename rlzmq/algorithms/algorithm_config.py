@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from rlzmq.algorithms.registry import find_preset
 from rlzmq.config.base_config import BaseConfig
+from rlzmq.config.model_config import model_config_to_dict
 from rlzmq.config.settings import NotProvided as NotProvided
 from rlzmq.connectors import defaults
 from rlzmq.core.errors import ConfigurationError
@@ -222,7 +223,7 @@ class AlgorithmConfig(BaseConfig):
                     f"Module {module_id!r} has no {missing}: no agent of the env is mapped to it. Set it with "
                     f"RLModuleSpec({missing}=…), or check policy_mapping_fn." + did_you_mean(module_id, known)
                 )
-            spec.model_config = _merged(module_config.model_config, spec.model_config)
+            spec.model_config = {**module_config.model_config, **model_config_to_dict(spec.model_config)}
             spec.inference_only = inference_only
             filled[module_id] = spec
         outer = self.rl_module_spec if isinstance(self.rl_module_spec, MultiRLModuleSpec) else None
@@ -308,9 +309,3 @@ def _module_spaces(
         env=env, spaces={"__env_single__": (observation_space, action_space)}
     )
     return {**defaults.module_spaces(config, pipeline.observation_space, action_space), **known}
-
-
-def _merged(base: Mapping[str, Any], own: Any) -> dict[str, Any]:
-    if own is None:
-        return dict(base)
-    return {**base, **(own if isinstance(own, Mapping) else own.to_dict())}

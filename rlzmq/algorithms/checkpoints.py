@@ -483,7 +483,7 @@ class CheckpointKeeper:
         now = time.monotonic()
         if self._is_due(now):
             await self._begin()
-        elif self._copy_is_due(now):
+        elif self._copies and now - self._copied_at >= self._algorithm.config.learner_snapshot_every_s:
             await self._drain()
             await self._algorithm.session.learner_group.get_state()  # keeps a copy
             self._copied_at = now
@@ -540,9 +540,6 @@ class CheckpointKeeper:
         if self._run_dir is None or self._every_s in (None, math.inf) or now - self._begun_at < self._every_s:
             return False
         return self._writing is None or not self._writing.is_alive()
-
-    def _copy_is_due(self, now: float) -> bool:
-        return self._copies and now - self._copied_at >= self._algorithm.config.learner_snapshot_every_s
 
     async def _begin(self) -> None:
         """Get the state, and start a thread that writes it."""

@@ -255,8 +255,13 @@ class _Pieces:
         self.acts_by_class = bool(set(plain.get("overridden") or ()) & _ACTING_METHODS)
         self.missing |= {name: f"{what}, which has no name to import" for name, what in left_out.items()}
         for name, value in values.items():
-            if name not in PLACES and (stored.is_mine or name not in DOORS):
-                self._revive(name, value)
+            if name in PLACES or not (stored.is_mine or name not in DOORS):
+                continue
+            try:
+                self.values[name] = revive_setting(name, value, self.trust)
+            except ConfigurationError as error:
+                names = list(code_names(value))
+                self._note(name, str(error), [value] if isinstance(value, str) and not names else names)
         for name in given.settings:
             self.missing.pop(name, None)
 
@@ -269,13 +274,6 @@ class _Pieces:
             self._note("config", str(error), [str(named)])
             return self.built_in
         return found
-
-    def _revive(self, name: str, plain: object) -> None:
-        try:
-            self.values[name] = revive_setting(name, plain, self.trust)
-        except ConfigurationError as error:
-            names = list(code_names(plain))
-            self._note(name, str(error), [plain] if isinstance(plain, str) and not names else names)
 
     def _note(self, name: str, why: str, names: Collection[str]) -> None:
         self.missing[name] = why

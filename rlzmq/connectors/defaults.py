@@ -351,7 +351,7 @@ def _check_env_to_module_order(pieces: Sequence[ConnectorV2]) -> None:
                     f"{_HERE}: {name} copies observations from the batch, and no piece before it adds any. Put it "
                     "after your piece that does."
                 )
-        elif _rewrites(piece):
+        elif piece.writes_episodes or (isinstance(piece, _PREPROCESSORS) and piece.last_step_only):
             if adder is not None:
                 raise ConfigurationError(
                     f"{_HERE}: {name} comes after {type(adder).__name__}, which has added the observations to the "
@@ -377,8 +377,3 @@ def _check_learner_order(pieces: Sequence[ConnectorV2]) -> None:
             "Flatten in config.env_runners(env_to_module_connector=…), before frames are stacked: episodes then hold "
             "flat observations, which the learner gets."
         )
-
-
-def _rewrites(piece: ConnectorV2) -> bool:
-    """Return whether a piece rewrites the episodes' last observations."""
-    return piece.writes_episodes or (isinstance(piece, _PREPROCESSORS) and piece.last_step_only)

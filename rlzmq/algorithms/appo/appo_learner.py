@@ -167,12 +167,9 @@ class APPOLearner(IMPALALearner, TargetNetworkUpdates):
     def after_gradient_based_update(self, *, timesteps: Mapping[str, Any]) -> None:
         super().after_gradient_based_update(timesteps=timesteps)
         adapt_kl_coeffs(self)
-        self.update_targets_if_due(self.report.num_env_steps_trained_lifetime, self._target_update_steps())
-        self.log_target_updates()
-
-    def _target_update_steps(self) -> int:
         config = self.config
-        uses = 1
+        every = config.target_network_update_freq * config.train_batch_size_per_learner
         if config.use_circular_buffer:
-            uses = config.circular_buffer_num_batches * config.circular_buffer_iterations_per_batch
-        return int(config.target_network_update_freq * uses * config.train_batch_size_per_learner)
+            every *= config.circular_buffer_num_batches * config.circular_buffer_iterations_per_batch
+        self.update_targets_if_due(self.report.num_env_steps_trained_lifetime, int(every))
+        self.log_target_updates()

@@ -110,19 +110,20 @@ class AgentToModuleMapping(ConnectorV2):
         keeps_done = self._as_learner_connector
         if keeps_done is None:
             keeps_done = any(column in batch for column in _LEARNER_COLUMNS)
-        done = set() if keeps_done else self._keys_of_done_agents(episodes)
+        agents = self.single_agent_episode_iterator(episodes, agents_that_stepped_only=False)
+        done = set() if keeps_done else {agent.batch_key for agent in agents if agent.is_done}
         structure: dict[Any, list[tuple[Any, Any]]] = {}
         by_module: dict[Any, dict[str, Any]] = {}
         for column, column_data in batch.items():
-            if _is_module_data(column_data):
-                by_module.setdefault(column, {}).update(column_data)
-                continue
             if not isinstance(column_data, dict):
                 raise ValueError(
                     f"column {column!r}: expected items by (episode, agent, module), got "
                     f"{type(column_data).__name__}. In multi-agent pipelines pass the episode to "
                     "add_batch_item."
                 )
+            if column_data and not any(isinstance(key, tuple) for key in column_data):
+                by_module.setdefault(column, {}).update(column_data)  # a module's columns
+                continue
             for key, items in column_data.items():
                 if len(key) != 3:
                     raise ValueError(f"column {column!r}: expected keys (episode, agent, module), got {key}.")
@@ -135,18 +136,6 @@ class AgentToModuleMapping(ConnectorV2):
         if shared_data is not None:
             shared_data[MAP_STRUCTURE] = structure
         return by_module
-
-    def _keys_of_done_agents(self, episodes: Sequence[Any]) -> set[tuple[Any, ...]]:
-        return {
-            episode.batch_key
-            for episode in self.single_agent_episode_iterator(episodes, agents_that_stepped_only=False)
-            if episode.is_done
-        }
-
-
-def _is_module_data(data: object) -> bool:
-    """Return whether this is a module's ``{column: …}`` instead of a column's items by key."""
-    return isinstance(data, dict) and bool(data) and not any(isinstance(key, tuple) for key in data)
 
 
 # Number of calls, enough for random mapping functions: a module drawn once in 20 calls is missed 6 times in 1,000.
@@ -178,9 +167,10 @@ def agents_of_modules(
                 agents.setdefault(module_id, agent_id)
         if all(module_id in agents for module_id in module_ids):
             break
-        if round_ == 0 and _are_alike(list(spaces.values())):
+        first = next(iter(spaces), None)
+        if round_ == 0 and spaces and all(space == spaces[first] for space in spaces.values()):
             for module_id in module_ids:
-                agents.setdefault(module_id, next(iter(spaces)))
+                agents.setdefault(module_id, first)
             break
     return agents
 
@@ -192,10 +182,6 @@ def _targets(
         return [str(mapping_fn(agent_id, episode))]
     except Exception:  # the function reads other attributes of the episode
         return module_ids
-
-
-def _are_alike(spaces: Sequence[Any]) -> bool:
-    return bool(spaces) and all(space == spaces[0] for space in spaces)
 
 
 class _HasConfig(Protocol):
@@ -276,10 +262,8 @@ def max_seq_len(module: Any, key: tuple[Any, ...] | None = None) -> int:
         return AUTO_MAX_SEQ_LEN
     if not value:
         raise ValueError(
-            f"module {key[2] if key and len(key) == 3 else DEFAULT_MODULE_ID!r} is stateful (it has an "
-            "initial "
-            'state) but its model_config has no "max_seq_len": set it to the length of its training '
-            "sequences, "
-            'e.g. model_config={"max_seq_len": 20}.'
+            f"module {key[2] if key and len(key) == 3 else DEFAULT_MODULE_ID!r} is stateful (it has an initial state) "
+            'but its model_config has no "max_seq_len": set it to the length of its training sequences, e.g. '
+            'model_config={"max_seq_len": 20}.'
         )
     return int(value)

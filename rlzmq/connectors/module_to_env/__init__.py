@@ -402,7 +402,10 @@ class NormalizeAndClipActions(ConnectorV2):
     @property
     def changes_actions(self) -> bool:
         """Whether the env's actions may differ from the module's. If not, there is no ``actions_for_env``."""
-        return self.normalize_actions or self.clip_actions or _has_integers(self.input_action_space)
+        if self.normalize_actions or self.clip_actions:
+            return True
+        leaves = leaf_spaces(self.input_action_space)
+        return any(isinstance(leaf, gym.spaces.Box) and _counts_from_0(leaf) for leaf in leaves)
 
     @property
     def changes_rows(self) -> bool:
@@ -497,10 +500,6 @@ class NormalizeAndClipActions(ConnectorV2):
             return {**batch, Columns.ACTIONS_FOR_ENV: actions}, memory
 
         return TorchPiece(forward=forward)
-
-
-def _has_integers(space: Any) -> bool:
-    return any(isinstance(leaf, gym.spaces.Box) and _counts_from_0(leaf) for leaf in leaf_spaces(space))
 
 
 def _counts_from_0(space: gym.spaces.Box) -> bool:
