@@ -29,6 +29,8 @@ __all__ = [
 ]
 
 AgentDict = dict[Any, Any]
+Row = tuple[AgentDict, AgentDict, AgentDict, AgentDict, AgentDict]
+"""One step of all agents: observations, rewards, terminateds, truncateds, infos."""
 
 
 class MultiAgentEnv(gym.Env[Any, Any]):
@@ -99,9 +101,7 @@ class MultiAgentEnv(gym.Env[Any, Any]):
         super().reset(seed=seed)
         return {}, {}
 
-    def step(  # type: ignore[override]
-        self, action_dict: AgentDict
-    ) -> tuple[AgentDict, AgentDict, AgentDict, AgentDict, AgentDict]:
+    def step(self, action_dict: AgentDict) -> Row:  # type: ignore[override]
         """Run one env step.
 
         Args:
@@ -241,9 +241,7 @@ class GroupAgentsWrapper(MultiAgentEnv):
         observations, infos = self.env.reset(seed=seed, options=options)
         return self._joined(observations), self._joined_infos(infos, {}, observations)
 
-    def step(  # type: ignore[override]
-        self, action_dict: AgentDict
-    ) -> tuple[AgentDict, AgentDict, AgentDict, AgentDict, AgentDict]:
+    def step(self, action_dict: AgentDict) -> Row:  # type: ignore[override]
         actions: AgentDict = {}
         for agent_id, action in action_dict.items():
             if agent_id in self.groups:
@@ -336,7 +334,7 @@ def clip_rewards(env: Any, most: float) -> Any:
         return gym.wrappers.ClipReward(env, -most, most)
     step = env.step
 
-    def clipped_step(action_dict: AgentDict) -> tuple[AgentDict, AgentDict, AgentDict, AgentDict, AgentDict]:
+    def clipped_step(action_dict: AgentDict) -> Row:
         observations, rewards, terminateds, truncateds, infos = step(action_dict)
         clipped = {agent_id: np.clip(reward, -most, most) for agent_id, reward in rewards.items()}
         return observations, clipped, terminateds, truncateds, infos
@@ -396,14 +394,9 @@ def make_multi_agent(env_name_or_creator: str | type | Callable[..., Any]) -> ty
                 observations[i], infos[i] = env.reset(seed=own_seed, options=options)
             return observations, infos
 
-        def step(  # type: ignore[override]
-            self, action_dict: AgentDict
-        ) -> tuple[AgentDict, AgentDict, AgentDict, AgentDict, AgentDict]:
-            observations: AgentDict = {}
-            rewards: AgentDict = {}
-            terminateds: AgentDict = {}
-            truncateds: AgentDict = {}
-            infos: AgentDict = {}
+        def step(self, action_dict: AgentDict) -> Row:  # type: ignore[override]
+            row: Row = ({}, {}, {}, {}, {})
+            observations, rewards, terminateds, truncateds, infos = row
             for i, action in action_dict.items():
                 observations[i], rewards[i], terminateds[i], truncateds[i], infos[i] = self.envs[i].step(
                     action
@@ -491,16 +484,11 @@ class PettingZooEnv(MultiAgentEnv):
         observation, _, _, _, info = self.env.last()
         return {agent: observation}, {agent: info}
 
-    def step(  # type: ignore[override]
-        self, action_dict: AgentDict
-    ) -> tuple[AgentDict, AgentDict, AgentDict, AgentDict, AgentDict]:
+    def step(self, action_dict: AgentDict) -> Row:  # type: ignore[override]
         env = self.env
         env.step(action_dict[env.agent_selection])
-        observations: AgentDict = {}
-        rewards: AgentDict = {}
-        terminateds: AgentDict = {}
-        truncateds: AgentDict = {}
-        infos: AgentDict = {}
+        row: Row = ({}, {}, {}, {}, {})
+        observations, rewards, terminateds, truncateds, infos = row
         while env.agents:
             agent = env.agent_selection
             observations[agent], rewards[agent], terminateds[agent], truncateds[agent], infos[agent] = (
@@ -544,9 +532,7 @@ class ParallelPettingZooEnv(MultiAgentEnv):
         self.agents: list[Any] = list(self.par_env.agents)
         return observations, infos or {}
 
-    def step(  # type: ignore[override]
-        self, action_dict: AgentDict
-    ) -> tuple[AgentDict, AgentDict, AgentDict, AgentDict, AgentDict]:
+    def step(self, action_dict: AgentDict) -> Row:  # type: ignore[override]
         present = set(self.agents)
         observations, rewards, terminateds, truncateds, infos = self.par_env.step(action_dict)
         self.agents = list(self.par_env.agents)
@@ -566,8 +552,6 @@ class ParallelPettingZooEnv(MultiAgentEnv):
 
 
 # -- several environments ------------------------------------------------------------------------------
-
-Row = tuple[AgentDict, AgentDict, AgentDict, AgentDict, AgentDict]
 
 _DICT = frozenset({dict})
 _RESET_PARTS = ("observations", "infos")
@@ -676,10 +660,7 @@ class SyncVectorMultiAgentEnv:
         Returns:
             (observations, rewards, terminateds, truncateds, infos): one dict by agent id per environment.
         """
-        observations, rewards, terminateds, truncateds, infos = map(
-            list, zip(*self.step_rows(actions), strict=True)
-        )
-        return observations, rewards, terminateds, truncateds, infos
+        return tuple(map(list, zip(*self.step_rows(actions), strict=True)))  # type: ignore[return-value]
 
     def step_rows(self, actions: Sequence[AgentDict]) -> list[Row]:
         """Step as `step` does; return (observations, rewards, terminateds, truncateds, infos) of each environment."""
