@@ -46,6 +46,7 @@ __all__ = [
     "number_at",
     "plot_curves",
     "results_in",
+    "score_at",
     "value_at",
 ]
 
@@ -486,6 +487,14 @@ def number_at(result: Mapping[str, Any], path: str) -> float | None:
     if isinstance(value, bool | int | float) and math.isfinite(value):
         return float(value)
     return None
+
+
+def score_at(result: Mapping[str, Any], path: str, mode: Mode) -> float:
+    """Return the finite number at a path, negated if small ones are good; -inf if there is none."""
+    value = number_at(result, path)
+    if value is None:
+        return -math.inf
+    return -value if mode == "min" else value
 
 
 def flatten(result: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

@@ -452,9 +452,7 @@ class Experiment:
             _log.error("%s failed: %s (see %s)", trial.name, _summary(error), trial.path / "error.txt")
         trial.status = "TERMINATED" if error is None else "ERROR"
         self._scheduler.on_trial_end(trial)
-        value = None if self._metric is None else number_at(trial.last_result, self._metric)
-        if self._metric is None:
-            value = float(trial.last_result.get("training_iteration", 0))
+        value = number_at(trial.last_result, self._metric or "training_iteration")
         text = "" if error is None else _summary(error)
         counts = await self._on_store(
             self._study.end, trial.claim, trial.status, trial.path.absolute(), trial.last_result, value, text

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import statistics
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,7 @@ from typing import Any
 from rlzmq.core.errors import ConfigurationError, RlzmqError
 from rlzmq.core.imports import import_optional
 from rlzmq.core.synonyms import did_you_mean
-from rlzmq.telemetry.runs import Mode, check_mode, flatten, number_at, value_at
+from rlzmq.telemetry.runs import Mode, check_mode, flatten, number_at, score_at, value_at
 from rlzmq.tune.trial import read_checkpoints, read_results
 from rlzmq.tune.trial_api import Checkpoint
 
@@ -88,13 +88,8 @@ class Result:
     def get_best_checkpoint(self, metric: str, mode: Mode) -> Checkpoint | None:
         """Return the checkpoint with the largest or smallest metric; None if none has the metric."""
         check_mode(mode, "get_best_checkpoint")
-        sign = 1 if mode == "max" else -1
-        scored = [
-            (sign * value, checkpoint)
-            for checkpoint, metrics in self.best_checkpoints
-            if (value := number_at(metrics, metric)) is not None
-        ]
-        return max(scored, key=lambda item: item[0])[1] if scored else None
+        having = [saved for saved in self.best_checkpoints if number_at(saved[1], metric) is not None]
+        return max(having, key=lambda saved: score_at(saved[1], metric, mode))[0] if having else None
 
 
 class ResultGrid(Sequence[Result]):
@@ -128,9 +123,6 @@ class ResultGrid(Sequence[Result]):
 
     def __getitem__(self, index: Any) -> Any:
         return self._results[index]
-
-    def __iter__(self) -> Iterator[Result]:
-        return iter(self._results)
 
     @property
     def errors(self) -> list[BaseException]:
@@ -204,14 +196,9 @@ class ResultGrid(Sequence[Result]):
         rows = []
         for result in self._results:
             metrics = result.metrics
-            if filter_metric is not None:
-                sign = 1 if filter_mode == "max" else -1
-                having = [
-                    (sign * value, index, each)
-                    for index, each in enumerate(read_results(Path(result.path)))
-                    if (value := number_at(each, filter_metric)) is not None
-                ]
-                metrics = max(having)[2] if having else metrics
+            if filter_metric is not None and filter_mode is not None:
+                newest_first = [metrics, *reversed(read_results(Path(result.path)))]
+                metrics = max(newest_first, key=lambda each: score_at(each, filter_metric, filter_mode))
             rows.append({**flatten(metrics), **flatten(result.config, "config"), "logdir": result.path})
         return _pandas().DataFrame(rows)
 

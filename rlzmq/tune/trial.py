@@ -18,7 +18,7 @@ from rlzmq.config.plain import to_json
 from rlzmq.core.checkpoint import remove_tree
 from rlzmq.core.errors import ConfigurationError
 from rlzmq.core.files import make_directories, opener, write_text
-from rlzmq.telemetry.runs import Mode, check_mode, flatten, number_at, results_in
+from rlzmq.telemetry.runs import Mode, check_mode, flatten, results_in, score_at
 from rlzmq.tune.search import TrialConfig
 from rlzmq.tune.study import Claim
 from rlzmq.tune.trial_process import STAGED_CHECKPOINT
@@ -233,15 +233,9 @@ class Trial:
     def _remove_old(self, config: CheckpointConfig) -> None:
         """Remove all but the best or newest checkpoints; always keep the newest one, which a restart needs."""
         kept = [saved for saved in self.checkpoints if saved.is_kept]
-        if config.num_to_keep is not None and config.checkpoint_score_attribute is not None:
-            sign = 1.0 if config.checkpoint_score_order == "max" else -1.0
-            attribute = config.checkpoint_score_attribute
-
-            def score(saved: SavedCheckpoint) -> float:
-                value = number_at(saved.result, attribute)
-                return float("-inf") if value is None else sign * value
-
-            kept.sort(key=score)
+        attribute, order = config.checkpoint_score_attribute, config.checkpoint_score_order
+        if config.num_to_keep is not None and attribute is not None:
+            kept.sort(key=lambda saved: score_at(saved.result, attribute, order))
         if config.num_to_keep is not None:
             kept = kept[-config.num_to_keep :]
         names = {saved.name for saved in kept} | {self.checkpoints[-1].name}

@@ -421,12 +421,8 @@ class PopulationBasedTraining(TrialScheduler):
             (trial for trial in self._trials if trial.trial_id in self._scores and not trial.is_finished),
             key=lambda trial: self._scores[trial.trial_id],
         )
-        if len(ranked) <= 1:
-            return [], []
-        number = math.ceil(len(ranked) * self.quantile_fraction)
-        if number > len(ranked) / 2:
-            number = len(ranked) // 2
-        return ranked[:number], ranked[-number:]
+        number = min(math.ceil(len(ranked) * self.quantile_fraction), len(ranked) // 2)
+        return ranked[:number], ranked[len(ranked) - number :]
 
     def _explore(self, source: Trial) -> dict[str, Any]:
         """Return the source's config values, with mutations."""

@@ -275,7 +275,10 @@ def config_value(config: TrialConfig, path: str) -> Any:
     value: Any = config
     for key in path.split("/"):
         try:
-            value = value[int(key)] if isinstance(value, list | tuple) else _item(value, key)
+            if isinstance(value, list | tuple):
+                value = value[int(key)]
+            else:
+                value = value[key] if isinstance(value, Mapping | BaseConfig) else getattr(value, key)
         except (KeyError, TypeError, IndexError, ValueError, AttributeError):
             raise ConfigurationError(f"The trial's config has no {path!r}.") from None
     return value
@@ -331,7 +334,3 @@ class _AttributeDict(dict[str, Any]):
         except KeyError:
             raise AttributeError(name) from None
         return _AttributeDict(value) if type(value) is dict else value
-
-
-def _item(value: object, key: str) -> object:
-    return value[key] if isinstance(value, Mapping | BaseConfig) else getattr(value, key)
