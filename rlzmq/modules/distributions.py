@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from functools import reduce
 from typing import Any, ClassVar, Self
 
 import gymnasium as gym
@@ -416,9 +417,6 @@ class TorchDiagGaussian(Distribution):
         shape = self.action_shape
         return flat if shape is None else flat.reshape(*flat.shape[:-1], *shape)
 
-    def _from_action(self, value: Tensor) -> Tensor:
-        return value if self.action_shape is None else flat_actions(value, self.action_shape, self.loc.shape)
-
     def _noise(self, generator: torch.Generator | None, sample_shape: SampleShape = None) -> Tensor:
         loc = self.loc
         shape = (*sample_shape, *loc.shape) if sample_shape else loc.shape
@@ -439,7 +437,8 @@ class TorchDiagGaussian(Distribution):
         return terms.sum(-1).neg_().sub_(_HALF_LOG_TWO_PI * noise.shape[-1])
 
     def logp(self, value: Tensor) -> Tensor:
-        return self._logp_of_noise((self._from_action(value) - self.loc) / self.std)
+        flat = flat_actions(value, self.action_shape, self.loc.shape)
+        return self._logp_of_noise((flat - self.loc) / self.std)
 
     def entropy(self) -> Tensor:
         return self.log_std.sum(-1) + (0.5 + _HALF_LOG_TWO_PI) * self.log_std.shape[-1]
@@ -537,9 +536,8 @@ class TorchSquashedGaussian(Distribution):
         return self._squash(raw), self._logp_of_raw(raw, gaussian._logp_of_noise(noise))
 
     def logp(self, value: Tensor) -> Tensor:
-        if self.action_shape is not None:
-            value = flat_actions(value, self.action_shape, self._gaussian.loc.shape)
-        unit = (value - self._low) * (2.0 / (self._high - self._low)) - 1.0
+        flat = flat_actions(value, self.action_shape, self._gaussian.loc.shape)
+        unit = (flat - self._low) * (2.0 / (self._high - self._low)) - 1.0
         raw = torch.atanh(unit.clamp(-1.0 + 1e-6, 1.0 - 1e-6))
         return self._logp_of_raw(raw, self._gaussian.logp(raw))
 
@@ -771,27 +769,21 @@ class TorchMultiDistribution(Distribution):
         values, logps = zip(
             *(child.sample_and_logp(generator=generator) for child in self._children), strict=True
         )
-        return self._treespec.unflatten(values), _sum(logps)
+        return self._treespec.unflatten(values), reduce(torch.add, logps)
 
     def logp(self, value: Any) -> Tensor:
         leaves = self._leaves(value)
-        return _sum(child.logp(leaf) for child, leaf in zip(self._children, leaves, strict=True))
+        pairs = zip(self._children, leaves, strict=True)
+        return reduce(torch.add, [child.logp(leaf) for child, leaf in pairs])
 
     def entropy(self) -> Tensor:
-        return _sum(child.entropy() for child in self._children)
+        return reduce(torch.add, [child.entropy() for child in self._children])
 
     def kl(self, other: Self) -> Tensor:
-        return _sum(mine.kl(theirs) for mine, theirs in zip(self._children, other._children, strict=True))
+        pairs = zip(self._children, other._children, strict=True)
+        return reduce(torch.add, [mine.kl(theirs) for mine, theirs in pairs])
 
     def to_deterministic(self) -> TorchMultiDistribution:
         return TorchMultiDistribution(
             self._treespec.unflatten([child.to_deterministic() for child in self._children])
         )
-
-
-def _sum(terms: Any) -> Tensor:
-    total: Tensor | None = None
-    for term in terms:
-        total = term if total is None else total + term
-    assert total is not None, "a distribution tree without leaves"
-    return total
