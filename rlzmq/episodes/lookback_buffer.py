@@ -361,7 +361,13 @@ class InfiniteLookbackBuffer:
             found = one_hot(self.space, found)
         if existing.all():
             return found
-        return tree_map(lambda part: _spread(part, len(positions), existing, fill), found)
+
+        def spread(part: Any) -> np.ndarray:
+            whole = _full((len(positions), *part.shape[1:]), fill, part.dtype)
+            whole[existing] = part
+            return whole
+
+        return tree_map(spread, found)
 
     def _filler(self, fill: object, hot: bool) -> object:
         if self._opaque:
@@ -653,13 +659,6 @@ def _as_index(index: Any) -> int:
             f"expected an index that is None, an int, a list of ints or a slice, got {type(index).__name__} "
             f"{index!r}."
         ) from None
-
-
-def _spread(found: np.ndarray, size: int, where: Any, fill: object) -> np.ndarray:
-    """Return ``found`` at ``where`` in an array of ``size`` items, with ``fill`` everywhere else."""
-    spread = _full((size, *found.shape[1:]), fill, found.dtype)
-    spread[where] = found
-    return spread
 
 
 def _as_column(leaf: object) -> np.ndarray:

@@ -126,16 +126,9 @@ class MultiAgentEpisode(MultiAgentGetters):
         terminateds, truncateds = terminateds or {}, truncateds or {}
         if observations:
             self._check_given(num_steps, observations, infos, actions, rewards, extra_model_outputs)
-            self._add_steps(
-                num_steps,
-                _padded(observations, num_steps + 1),
-                _padded(infos, num_steps + 1),
-                _padded(actions, num_steps),
-                _padded(rewards, num_steps),
-                _padded(extra_model_outputs, num_steps),
-                terminateds,
-                truncateds,
-            )
+            of_observations = [_padded(data, num_steps + 1) for data in (observations, infos)]
+            of_steps = [_padded(data, num_steps) for data in (actions, rewards, extra_model_outputs)]
+            self._add_steps(num_steps, of_observations, of_steps, terminateds, truncateds)
             for agent_id, track in self._timeline.tracks.items():
                 before_start = sum(env_t < self.env_t_started for env_t in track.obs_env_ts)
                 t_started = (agent_t_started or {}).get(agent_id, 0)
@@ -165,24 +158,19 @@ class MultiAgentEpisode(MultiAgentGetters):
     def _add_steps(
         self,
         num_steps: int,
-        observations: Sequence[Mapping[Any, Any]],
-        infos: Sequence[Mapping[Any, Any]],
-        actions: Sequence[Mapping[Any, Any]],
-        rewards: Sequence[Mapping[Any, Any]],
-        outputs: Sequence[Mapping[Any, Any]],
+        of_observations: Sequence[Sequence[Mapping[Any, Any]]],
+        of_steps: Sequence[Sequence[Mapping[Any, Any]]],
         terminateds: Mapping[Any, bool],
         truncateds: Mapping[Any, bool],
     ) -> None:
         """Add the env steps that the constructor got, from the start of the lookback part."""
         timeline = self._timeline
         timeline.env_t = timeline.env_t_started - timeline.lookback
+        observations, infos = of_observations
         self._apply(timeline.reset(observations[0], infos[0]))
-        for step in range(num_steps):
-            is_last = step == num_steps - 1
-            ends = (terminateds, truncateds) if is_last else ({}, {})
-            self._advance(
-                observations[step + 1], actions[step], rewards[step], infos[step + 1], *ends, outputs[step]
-            )
+        for step, (action, reward, outputs) in enumerate(zip(*of_steps, strict=True), 1):
+            ends = (terminateds, truncateds) if step == num_steps else ({}, {})
+            self._advance(observations[step], action, reward, infos[step], *ends, outputs)
         for agent_id, track in timeline.tracks.items():
             is_own = terminateds.get(agent_id) or truncateds.get(agent_id)
             if not num_steps:
