@@ -336,7 +336,9 @@ def write_checkpoint(
                 _write_file(scratch / file_name, data)
                 files[file_name] = _facts_of(data)
         _write_file(scratch / _MANIFEST, _manifest(files, about))
-        _sync_directories(scratch)
+        for folder, _, _ in os.walk(scratch):
+            sync_directory(Path(folder))
+            faults.at("checkpoint.boundary")
         _put_in_place(scratch, target)
     except OSError as error:
         raise CheckpointError(f"Cannot write a checkpoint to {target}: {error}.") from error
@@ -641,19 +643,16 @@ def _bytes_of(path: Path, max_bytes: int) -> bytes:
             if (size := path.stat().st_size) > max_bytes:
                 raise ValueError(f"it holds {size} bytes, at most {max_bytes} are expected")
             return path.read_bytes()
+    # A file object closes what it cannot read, a directory.
     with open(
-        path, "rb", buffering=0, opener=_open_at_once
-    ) as file:  # closes what it cannot read, a directory
+        path, "rb", buffering=0, opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK)
+    ) as file:
         status = os.fstat(file.fileno())
         if not stat.S_ISREG(status.st_mode):
             raise ValueError("it is not a regular file")
         if status.st_size > max_bytes:
             raise ValueError(f"it holds {status.st_size} bytes, at most {max_bytes} are expected")
         return file.read()
-
-
-def _open_at_once(path: str, flags: int) -> int:
-    return os.open(path, flags | os.O_NONBLOCK)
 
 
 def _write_file(path: Path, data: bytes) -> None:
@@ -664,12 +663,6 @@ def _write_file(path: Path, data: bytes) -> None:
             write_all(file, part)
             faults.at("checkpoint.boundary")
         os.fsync(file.fileno())
-        faults.at("checkpoint.boundary")
-
-
-def _sync_directories(root: Path) -> None:
-    for folder, _, _ in os.walk(root):
-        sync_directory(Path(folder))
         faults.at("checkpoint.boundary")
 
 

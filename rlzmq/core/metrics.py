@@ -17,6 +17,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Self
 
+import numpy as np
+
 from rlzmq.core import trace
 from rlzmq.core.plain import NotPlainError, from_plain, to_plain
 from rlzmq.core.synonyms import did_you_mean
@@ -377,21 +379,12 @@ def _plain(value: Any) -> Any:
     return value.cpu().numpy() if hasattr(value, "detach") else value
 
 
-def _percentile(ordered: Sequence[Any], percentile: float) -> object:
-    """Interpolate linearly between the two adjacent values."""
-    place = (len(ordered) - 1) * percentile / 100
-    below = math.floor(place)
-    value = ordered[below]
-    return value if place == below else value + (place - below) * (ordered[below + 1] - value)
-
-
 def _reduce_values(kind: str, values: list[Any], percentiles: Sequence[float] | None) -> Any:
     if kind == "item_series":
         return values
     if kind == "percentiles":
-        ordered = sorted(values)
         wanted = _PERCENTILES if percentiles is None else percentiles
-        return {p: _percentile(ordered, p) for p in wanted} if ordered else {}
+        return dict(zip(wanted, np.percentile(values, wanted).tolist(), strict=True)) if values else {}
     if not values:
         return _of_nothing(kind)
     total = functools.reduce(_FOLDS[kind], values)
@@ -627,7 +620,10 @@ class MetricsLogger:
             stat = self._stats.get(path)
             if stat is None:
                 self._check_path(path)
-                stat = self._stats[path] = self._new_like(others[0])
+                reduce, options = others[0]._logged_as
+                stat = self._stats[path] = new_stat(reduce, self._lookup, **options)
+                if isinstance(stat, Stat):
+                    stat.last_time = self._last_reduce  # the values are older than this call
             for other in others:
                 if type(other) is not type(stat):
                     raise ValueError(
@@ -659,13 +655,6 @@ class MetricsLogger:
     def reset(self) -> None:
         """Remove all metrics."""
         self._stats = {}
-
-    def _new_like(self, other: StatsBase) -> StatsBase:
-        reduce, options = other._logged_as
-        stat = new_stat(reduce, self._lookup, **options)
-        if isinstance(stat, Stat):
-            stat.last_time = self._last_reduce  # the values are older than this call
-        return stat
 
     def _from_state(self, described: Mapping[str, Any]) -> StatsBase:
         stat = new_stat(described["reduce"], self._lookup, **described["options"])

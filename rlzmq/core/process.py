@@ -375,7 +375,8 @@ def limit_memory(num_bytes: int | None, setting: str) -> None:
     """
     if num_bytes is None:
         return
-    held = _private_bytes()
+    status = Path("/proc/self/status").read_text().splitlines()  # the kernel's count, in kB
+    held = sum(int(line.split()[1]) * 1024 for line in status if line.startswith("VmData:"))
     if held >= num_bytes:
         raise ConfigurationError(
             f"{setting}={num_bytes}: expected more than the {held} bytes that the process needs to start."
@@ -392,14 +393,6 @@ def end_if_out_of_memory(error: BaseException | None, role: str) -> None:
     if isinstance(error, MemoryError) or is_torchs:
         text = f"OOM: {role} has outgrown its limit of {limit} bytes: {error}"
         end_process(EXIT_OUT_OF_MEMORY, LastWords("", text, "".join(origin_parts(error))))
-
-
-def _private_bytes() -> int:
-    """Return this process's private writable memory in bytes, as counted by the kernel."""
-    for line in Path("/proc/self/status").read_text().splitlines():
-        if line.startswith("VmData:"):
-            return int(line.split()[1]) * 1024
-    return 0
 
 
 def share_one_arena() -> None:

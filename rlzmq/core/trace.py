@@ -317,14 +317,8 @@ class _Writer:
         self._lines.append(json.dumps(shown, default=str) + ",\n")
 
     def _name(self, what: str, tid: int, name: str, pid: int | None = None) -> str:
-        key = "labels" if what == "process_labels" else "name"
-        event = {
-            "name": what,
-            "ph": "M",
-            "pid": self._pid if pid is None else pid,
-            "tid": tid,
-            "args": {key: name},
-        }
+        facts = {"labels" if what == "process_labels" else "name": name}
+        event = {"name": what, "ph": "M", "pid": pid or self._pid, "tid": tid, "args": facts}
         return json.dumps(event) + ",\n"
 
     def _write(self, end: str = "") -> None:
