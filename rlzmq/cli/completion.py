@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import importlib
 import operator
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
@@ -12,7 +11,7 @@ from typing import Annotated, Any, Literal
 import tyro
 
 from rlzmq.algorithms.registry import ALGORITHMS, get_config_class
-from rlzmq.cli.main import COMMANDS
+from rlzmq.cli.main import COMMANDS, function_of
 from rlzmq.cli.options import options_type
 from rlzmq.cli.parsing import command, tyro_config, with_field_help
 from rlzmq.cli.train import TrainOptions
@@ -50,8 +49,7 @@ def _kind_of(name: str) -> object:
         base = TrainOptions if name == "train" else AlgorithmOptions
         kinds = {each: options_type(get_config_class(each), "Options", base) for each in ALGORITHMS}
         return _one_of({each: with_field_help(kind, None) for each, kind in kinds.items()})
-    module, _, function = COMMANDS[name][0].partition(":")
-    return with_field_help(getattr(importlib.import_module(module), function).kind, None)
+    return with_field_help(function_of(name).kind, None)
 
 
 def _one_of(kinds: dict[str, Any]) -> Any:

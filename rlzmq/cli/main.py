@@ -8,6 +8,7 @@ import os
 import select
 import sys
 from collections.abc import Sequence
+from typing import Any
 
 from rlzmq.cli.interrupt import EXIT_INTERRUPTED, EXIT_RESUMABLE, Interrupt
 from rlzmq.cli.parsing import OptionsExit
@@ -43,6 +44,7 @@ __all__ = [
     "EXIT_UNREACHABLE",
     "EXIT_USAGE",
     "find_modules_here",
+    "function_of",
     "main",
 ]
 
@@ -57,63 +59,37 @@ _EXIT_NO_READER = 141  # as if ended by SIGPIPE
 
 _VERBOSE = "\n\n  --verbose  with any command: show errors with all frames, not only the user's"
 
+# Module and summary; the function has the command's name.
 COMMANDS = {
-    "demo": ("rlzmq.cli.train:demo", "see it learn CartPole, in a broker, two runners and two learners"),
-    "train": ("rlzmq.cli.train:train", "train an algorithm: rlzmq train ppo --env CartPole-v1"),
-    "tune": ("rlzmq.cli.tune:tune", "search for good settings: rlzmq tune ppo --env ENV --lr 1e-4..1e-2:log"),
-    "runner": ("rlzmq.cli.joining:runner", "sample for a run, from any machine: rlzmq runner --join FILE"),
-    "learner": (
-        "rlzmq.cli.joining:learner",
-        "a learner rank for a run, from any machine: rlzmq learner --join FILE",
-    ),
-    "top": ("rlzmq.cli.looking:top", "watch a run: rlzmq top [FILE or directory]"),
-    "dashboard": ("rlzmq.cli.servers:dashboard", "watch runs in a browser: rlzmq dashboard [RUN…]"),
-    "stacks": ("rlzmq.cli.looking:stacks", "what every process of a run is doing: rlzmq stacks RUN"),
-    "doctor": ("rlzmq.cli.doctor:doctor", "check this machine before a run"),
-    "presets": (
-        "rlzmq.cli.runs:presets",
-        "list settings that are known to learn: rlzmq presets [ALGORITHM] [NAME]",
-    ),
+    "demo": ("train", "see it learn CartPole, in a broker, two runners and two learners"),
+    "train": ("train", "train an algorithm: rlzmq train ppo --env CartPole-v1"),
+    "tune": ("tune", "search for good settings: rlzmq tune ppo --env ENV --lr 1e-4..1e-2:log"),
+    "runner": ("joining", "sample for a run, from any machine: rlzmq runner --join FILE"),
+    "learner": ("joining", "a learner rank for a run, from any machine: rlzmq learner --join FILE"),
+    "top": ("looking", "watch a run: rlzmq top [FILE or directory]"),
+    "dashboard": ("servers", "watch runs in a browser: rlzmq dashboard [RUN…]"),
+    "stacks": ("looking", "what every process of a run is doing: rlzmq stacks RUN"),
+    "doctor": ("doctor", "check this machine before a run"),
+    "presets": ("runs", "list settings that are known to learn: rlzmq presets [ALGORITHM] [NAME]"),
     "replay": (
-        "rlzmq.cli.replay:replay",
+        "replay",
         "repeat a recorded run's learner, or train a quarantined fragment: rlzmq replay RUN",
     ),
-    "check-env": ("rlzmq.cli.inspect:check_env", "check an environment: rlzmq check-env ENV"),
+    "check-env": ("inspect", "check an environment: rlzmq check-env ENV"),
     "inspect": (
-        "rlzmq.cli.inspect:inspect",
-        "show a run's data flow (rlzmq inspect ppo --env ENV), its checkpoints, or recorded episodes",
+        "inspect",
+        "a run's data flow (rlzmq inspect ppo --env ENV), its checkpoints, or recorded episodes",
     ),
-    "ckpt": (
-        "rlzmq.cli.runs:ckpt",
-        "check checkpoints, or compare two: rlzmq ckpt ls RUN, rlzmq ckpt diff A B",
-    ),
-    "launch": (
-        "rlzmq.cli.launch:launch",
-        "logs and end of a run that --on started: rlzmq launch logs|stop RUN",
-    ),
-    "scale": (
-        "rlzmq.cli.launch:scale",
-        "runners or learners of a living run: rlzmq scale RUN --env-runners 40",
-    ),
-    "record": (
-        "rlzmq.cli.policies:record",
-        "record a checkpoint's episodes: rlzmq record CHECKPOINT --output DIR",
-    ),
-    "evaluate": ("rlzmq.cli.policies:evaluate", "evaluate a checkpoint: rlzmq evaluate RUN_OR_CHECKPOINT"),
-    "runs": ("rlzmq.cli.runs:runs", "list, compare or remove runs: rlzmq runs [list|compare|clean] [RUN…]"),
-    "plot": ("rlzmq.cli.runs:plot", "plot learning curves over seeds: rlzmq plot RUN… -o curve.png"),
-    "export": (
-        "rlzmq.cli.policies:export",
-        "write a policy as an ONNX or .pt2 file: rlzmq export RUN_OR_CHECKPOINT",
-    ),
-    "serve": (
-        "rlzmq.cli.servers:serve",
-        "answer requests for a policy's actions: rlzmq serve RUN_OR_CHECKPOINT",
-    ),
-    "completion": (
-        "rlzmq.cli.completion:completion",
-        "completion for bash and zsh: source <(rlzmq completion bash)",
-    ),
+    "ckpt": ("runs", "check checkpoints, or compare two: rlzmq ckpt ls RUN, rlzmq ckpt diff A B"),
+    "launch": ("launch", "logs and end of a run that --on started: rlzmq launch logs|stop RUN"),
+    "scale": ("launch", "runners or learners of a living run: rlzmq scale RUN --env-runners 40"),
+    "record": ("policies", "record a checkpoint's episodes: rlzmq record CHECKPOINT --output DIR"),
+    "evaluate": ("policies", "evaluate a checkpoint: rlzmq evaluate RUN_OR_CHECKPOINT"),
+    "runs": ("runs", "list, compare or remove runs: rlzmq runs [list|compare|clean] [RUN…]"),
+    "plot": ("runs", "plot learning curves over seeds: rlzmq plot RUN… -o curve.png"),
+    "export": ("policies", "write a policy as an ONNX or .pt2 file: rlzmq export RUN_OR_CHECKPOINT"),
+    "serve": ("servers", "answer requests for a policy's actions: rlzmq serve RUN_OR_CHECKPOINT"),
+    "completion": ("completion", "completion for bash and zsh: source <(rlzmq completion bash)"),
 }
 _GROUPS = {
     "train and look": "demo train tune presets evaluate record runs plot dashboard top",
@@ -152,8 +128,7 @@ def _main(arguments: Sequence[str] | None) -> int:
     if given[0] == "--version":
         print(f"rlzmq {__version__}")
         return 0
-    entry = COMMANDS.get(given[0])
-    if entry is None:
+    if given[0] not in COMMANDS:
         instead = instead_of_command(given[0])
         hint = f" Instead: {instead}." if instead else did_you_mean(given[0], COMMANDS)
         print(f"rlzmq: no command {given[0]!r}.{hint}", file=sys.stderr)
@@ -162,10 +137,9 @@ def _main(arguments: Sequence[str] | None) -> int:
     if "--verbose" in given:
         os.environ[FULL] = "full"  # inherited by the run's processes
         at = given.index("--verbose")
-        del given[
-            at : at + (2 if given[at + 1 : at + 2] in (["0"], ["1"], ["2"]) else 1)
-        ]  # another library's levels
-    return _guarded(entry[0], given[1:])
+        has_level = given[at + 1 : at + 2] in (["0"], ["1"], ["2"])  # of another library
+        del given[at : at + 1 + has_level]
+    return _guarded(given[0], given[1:])
 
 
 def find_modules_here() -> None:
@@ -207,13 +181,18 @@ def _guarded(command: str, arguments: list[str]) -> int:
 def _interruptible(command: str, arguments: list[str], interrupt: Interrupt) -> int:
     """Run a command; a signal raises Interrupted in it, unless it handles signals itself."""
     try:
-        module, _, function = command.partition(":")
-        run = getattr(importlib.import_module(module), function)
+        run = function_of(command)
         interrupt.ends_at_once, interrupt.on_first = False, interrupt.raise_now
         return int(run(arguments))
     except Interrupted:
         print("rlzmq: interrupted", file=sys.stderr)
         return interrupt.exit_code or EXIT_INTERRUPTED
+
+
+def function_of(command: str) -> Any:
+    """Import and return a command's function."""
+    module = importlib.import_module(f"rlzmq.cli.{COMMANDS[command][0]}")
+    return getattr(module, command.replace("-", "_"))
 
 
 def _has_no_reader() -> bool:

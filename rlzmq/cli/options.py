@@ -132,10 +132,7 @@ def _value(config: BaseConfig, setting: str, text: str) -> object:
         return searched
     if text.lower() in ("true", "false") and bool in options:
         return text.lower() == "true"
-    try:
-        return json.loads(text)
-    except ValueError:
-        return text
+    return _parsed_json(text, default=text)
 
 
 def _search_object(text: str, options: list[Any]) -> SearchObject | None:
