@@ -275,9 +275,8 @@ class Timeline:
             if action is not None:
                 if pending is not None:
                     raise MultiAgentEnvError(
-                        f"{where}, env step {env_t}: agent {agent_id!r} acted ({action!r}), but its "
-                        "action of env step "
-                        f"{track.obs_env_ts[-1]} ({pending.action!r}) still waits for the next observation."
+                        f"{where}, env step {env_t}: agent {agent_id!r} acted ({action!r}), but its action of env "
+                        f"step {track.obs_env_ts[-1]} ({pending.action!r}) still waits for the next observation."
                     )
                 outputs = extra_model_outputs.get(agent_id) or {}
                 if type(outputs) is not dict and not isinstance(outputs, Mapping):
@@ -287,20 +286,17 @@ class Timeline:
                     )
                 if track.output_keys is not None and outputs.keys() != track.output_keys:
                     raise MultiAgentEnvError(
-                        f"{where}, env step {env_t}, agent {agent_id!r}: expected the extra model outputs "
-                        "of its first "
-                        f"action ({', '.join(sorted(track.output_keys)) or 'none'}), got "
-                        f"{', '.join(sorted(outputs)) or 'none'}. Every action of an agent must have the "
-                        "same ones."
+                        f"{where}, env step {env_t}, agent {agent_id!r}: expected the extra model outputs of its "
+                        f"first action ({', '.join(sorted(track.output_keys)) or 'none'}), got "
+                        f"{', '.join(sorted(outputs)) or 'none'}. Every action of an agent must have the same ones."
                     )
                 pending = Pending(action, outputs)
             if observation is not None:
                 if pending is None:
                     raise MultiAgentEnvError(
-                        f"{where}, env step {env_t}: agent {agent_id!r} got an observation, but has not "
-                        "acted on its last one "
-                        f"(env step {track.obs_env_ts[-1]}). Give an observation only to agents that "
-                        "acted or are new."
+                        f"{where}, env step {env_t}: agent {agent_id!r} got an observation, but has not acted on its "
+                        f"last one (env step {track.obs_env_ts[-1]}). Give an observation only to agents that acted "
+                        "or are new."
                     )
                 if action is not None and reward is None:
                     raise MultiAgentEnvError(
@@ -311,9 +307,8 @@ class Timeline:
             elif pending is not None and (terminated or truncated):
                 if not terminated:
                     raise MultiAgentEnvError(
-                        f"{where}, env step {env_t}: agent {agent_id!r} acted and was truncated, but got "
-                        "no last observation. "
-                        "The env must return one: the value of what was cut off is estimated from it."
+                        f"{where}, env step {env_t}: agent {agent_id!r} acted and was truncated, but got no last "
+                        "observation. The env must return one: the value of what was cut off is estimated from it."
                     )
                 observation = LAST_OBSERVATION
 

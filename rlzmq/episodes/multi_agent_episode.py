@@ -199,8 +199,7 @@ class MultiAgentEpisode(MultiAgentGetters):
         """
         if self.is_done or self.agent_episodes or self.env_t != 0:
             raise ValueError(
-                f"{self._where()}: expected an empty episode to reset, but it is at env step {self.env_t} "
-                "with "
+                f"{self._where()}: expected an empty episode to reset, but it is at env step {self.env_t} with "
                 f"{len(self.agent_episodes)} agents. Make a new MultiAgentEpisode for every env reset."
             )
         self._map(observations)
