@@ -12,7 +12,7 @@ import functools
 import inspect
 import math
 import statistics
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar, Literal
 
 import numpy as np
@@ -128,7 +128,7 @@ class Numeric(Domain):
     def examples(self) -> Sequence[Any]:
         """Return both ends and a value between them: the ends of a range of floats may be ints or bools."""
         between = self.lower + _GOLDEN * (self.upper - self.lower)
-        return [] if self.scale == "normal" else list(map(self._rounded, (self.lower, between, self.upper)))
+        return [] if self.scale == "normal" else list(map(self.clip, (self.lower, between, self.upper)))
 
     def coordinate_of(self, value: float) -> float:
         """Return the coordinate of a value."""
@@ -138,20 +138,15 @@ class Numeric(Domain):
         """Return the value of a coordinate: of a quantile in (0, 1) if `scale` is "normal", else the nearest value."""
         if self.scale == "normal":
             quantile = min(max(coordinate, 1e-12), 1 - 1e-12)
-            return self._rounded(self.lower + self.upper * _NORMAL.inv_cdf(quantile))
+            coordinate = self.lower + self.upper * _NORMAL.inv_cdf(quantile)
         return self.clip(coordinate)
 
     def clip(self, value: float) -> Any:
-        """Return the allowed value nearest to `value`."""
-        if self.scale != "normal":
-            value = min(max(value, self.lower), self.upper)
-        return self._rounded(value)
-
-    def _rounded(self, value: float) -> object:
+        """Return the allowed value nearest to `value`. A normal distribution allows any multiple of its step."""
         if self.step:
             value = round(value / self.step) * self.step
-            if self.scale != "normal":
-                value = min(max(value, self.lower), self.upper)
+        if self.scale != "normal":
+            value = min(max(value, self.lower), self.upper)
         return round(value) if self.is_int else float(value)
 
 
@@ -371,7 +366,9 @@ def _map(value: Any, path: str, replace: Callable[[str, object], Any]) -> Any:
             return value
         return functools.partial(value.func, *arguments[0], **arguments[1])
     if tag is not None or (dataclasses.is_dataclass(value) and not isinstance(value, type)):
-        changed = _changed(dict(_attributes(value)), path, replace)
+        fields = dataclasses.fields(value) if dataclasses.is_dataclass(value) else ()
+        attributes = {field.name: getattr(value, field.name) for field in fields} or vars(value)
+        changed = _changed(attributes, path, replace)
         if not changed:
             return value
         if tag is None or not hasattr(value, "__dict__"):
@@ -389,12 +386,6 @@ def _changed(items: Mapping[Any, Any], path: str, replace: Callable[[str, object
         if new is not item:
             changed[key] = new
     return changed
-
-
-def _attributes(value: object) -> Iterator[tuple[str, Any]]:
-    if dataclasses.is_dataclass(value):
-        return ((field.name, getattr(value, field.name)) for field in dataclasses.fields(value))
-    return iter(vars(value).items())
 
 
 # -- checks --------------------------------------------------------------------------------------------------

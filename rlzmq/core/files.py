@@ -244,17 +244,19 @@ def sync_directory(path: Path) -> None:
         os.close(descriptor)
 
 
-def read_private_file(path: str | os.PathLike[str], *, max_bytes: int = 64 * 1024) -> str:
+_MAX_SECRET_BYTES = 64 * 1024
+
+
+def read_private_file(path: str | os.PathLike[str]) -> str:
     """Read a file that holds secrets.
 
     Args:
         path: The file; ``-`` is standard input of any kind (/dev/stdin cannot be opened if it is a socket). A file
             in the volume of a Kubernetes secret may be readable by its group: with an fsGroup, kubelet sets
             this mode whatever the volume's defaultMode, and only the pod is in that group.
-        max_bytes: A larger file is refused.
 
     Raises:
-        ConfigurationError: The file is missing, larger than ``max_bytes``, readable by other users, or another user's.
+        ConfigurationError: The file is missing, larger than 64 KiB, readable by other users, or another user's.
     """
     try:
         is_stdin = os.fspath(path) in _STDIN
@@ -270,11 +272,9 @@ def read_private_file(path: str | os.PathLike[str], *, max_bytes: int = 64 * 102
                     f"{os.fspath(path)} should hold a secret of yours, but belongs to user {status.st_uid}, who may "
                     "know or change it: use a file of your own"
                 )
-        data = file.read(max_bytes + 1)
-    if len(data) > max_bytes:
-        raise ConfigurationError(
-            f"{os.fspath(path)} is larger than {max_bytes} bytes: not a key or join file"
-        )
+        data = file.read(_MAX_SECRET_BYTES + 1)
+    if len(data) > _MAX_SECRET_BYTES:
+        raise ConfigurationError(f"{path} is larger than {_MAX_SECRET_BYTES} bytes: not a key or join file")
     try:
         return data.decode("utf-8")
     except UnicodeDecodeError:

@@ -311,8 +311,7 @@ def _squeezed(leaf: Any, column: str, key: Any) -> object:
     shape = np.shape(leaf)
     if not shape or shape[0] != 1:
         raise ValueError(
-            f"column {column!r}, key {key}: expected a time axis of length 1 first, got shape "
-            f"{tuple(shape)}. "
+            f"column {column!r}, key {key}: expected a time axis of length 1 first, got shape {tuple(shape)}. "
             "Stateful modules get [B, 1, ...] and return all columns but state_out as [B, 1, ...]."
         )
     return leaf[0]
