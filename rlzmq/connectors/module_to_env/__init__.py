@@ -403,7 +403,8 @@ class NormalizeAndClipActions(ConnectorV2):
         """Whether the env's actions may differ from the module's. If not, there is no ``actions_for_env``."""
         if self.normalize_actions or self.clip_actions:
             return True
-        leaves = leaf_spaces(self.input_action_space)
+        space: Any = self.input_action_space
+        leaves = leaf_spaces(space)
         return any(isinstance(leaf, gym.spaces.Box) and _counts_from_0(leaf) for leaf in leaves)
 
     @property
