@@ -308,7 +308,11 @@ class EpisodeColumns:
     def _extra_keys_error(self, given: Mapping[str, Any]) -> ValueError:
         late = sorted(set(given) - set(self.extra_model_outputs))
         missing = sorted(set(self.extra_model_outputs) - set(given))
-        what = [f"{late} came too late"] * bool(late) + [f"{missing} are missing"] * bool(missing)
+        what = []
+        if late:
+            what.append(f"{late} came too late")
+        if missing:
+            what.append(f"{missing} are missing")
         return ValueError(
             f"Episode {self.id_!r}, extra_model_outputs: {' and '.join(what)} at step {len(self.rewards)}: "
             f"expected the keys {sorted(self.extra_model_outputs)} of the first step, got {sorted(given)}. A "

@@ -233,8 +233,8 @@ def fallen_main(
         (signal.SIGKILL, 1, False, "aaa"),
         (signal.SIGKILL, 3, True, "aaa"),
         (signal.SIGKILL, 7, True, "aab"),
-        (signal.SIGKILL, 3, True, "aba"),
-        (signal.SIGSTOP, 3, False, "aaa"),
+        pytest.param(signal.SIGKILL, 3, True, "aba", marks=pytest.mark.slow),
+        pytest.param(signal.SIGSTOP, 3, False, "aaa", marks=pytest.mark.slow),
         (signal.SIGSTOP, 3, False, "abb"),
     ],
 )
