@@ -391,18 +391,23 @@ def short_signature(
     return None
 
 
-def unlink_foreign_types(app: Sphinx, doctree: nodes.document) -> None:
-    """Leave no link to look up at the types of signatures that are not public names, which is most of them."""
+def link_public_types(app: Sphinx, doctree: nodes.document) -> None:
+    """Link the types of signatures to public names; others, which are most, are nothing to look up."""
     for link in list(doctree.findall(addnodes.pending_xref)):
-        name = link["reftarget"].rpartition(".")[2]
-        if link.get("refspecific") and name not in rlzmq.__all__:
+        if "refspecific" not in link:  # written by hand, or a NameRole
+            continue
+        module, _, name = link["reftarget"].rpartition(".")
+        if name in rlzmq.__all__ and module.partition(".")[0] in ("", "rlzmq"):
+            link["reftarget"] = f"rlzmq.{name}"
+            del link["refspecific"]  # Sphinx would compare it with all names
+        else:
             link.replace_self(link.children)
 
 
 def setup(app: Sphinx) -> dict[str, Any]:
     app.connect("builder-inited", write_pages)
     app.connect("source-read", prepare)
-    app.connect("doctree-read", unlink_foreign_types)
+    app.connect("doctree-read", link_public_types)
     app.connect("autodoc-process-signature", short_signature)
     app.add_role("name", NameRole())
     return {"parallel_read_safe": True, "parallel_write_safe": True}
