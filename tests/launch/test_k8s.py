@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import jsonschema
-import kubernetes_validate
 import pytest
 import yaml
 
@@ -20,6 +19,7 @@ from rlzmq.core.errors import ConfigurationError
 from rlzmq.launch.engine import Jobs, engine_of
 from tests.support.helm import path_with_helm
 
+kubernetes_validate = pytest.importorskip("kubernetes_validate", reason="pip install --group engines")
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs/how_to/kubernetes.md").read_text(encoding="utf-8")
 CHART = ROOT / "rlzmq/launch/helm"
