@@ -56,6 +56,16 @@ settings.load_profile("repeatable")
 forkserver.subprocess = with_popen(WarmPopen)  # type: ignore[attr-defined]
 
 
+# What is imported stays: no collection looks at it, neither while more of it comes nor while tests run.
+gc.disable()
+
+
+def pytest_collection_finish() -> None:
+    """Collect, from here on, what tests leave."""
+    gc.freeze()
+    gc.enable()
+
+
 _failed: set[str] = set()
 
 
