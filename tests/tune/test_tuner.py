@@ -118,13 +118,6 @@ def test_all_names_of_an_algorithm(trainable: Any) -> None:
             ).fit(),
             "chooses values by results: set TuneConfig(metric",
         ),
-        (
-            lambda: tune.Tuner(
-                score,
-                tune_config=tune.TuneConfig(metric="a", search_alg=tune.search.OptunaSearch(metric="score")),
-            ).fit(),
-            "metric is 'score' in OptunaSearch and 'a' elsewhere in TuneConfig",
-        ),
         (lambda: tune.TuneConfig(num_samples=-1), "never ends: set time_budget_s"),
         (lambda: tune.FailureConfig(max_failures=1, fail_fast=True), "leave max_failures at 0"),
         (lambda: tune.RunConfig(name="a/b"), "expected the name of a directory"),
