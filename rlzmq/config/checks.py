@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Mapping
 from typing import Any, ClassVar, Self, TypeVar
 
@@ -13,7 +12,7 @@ from rlzmq.core.errors import ConfigurationError
 from rlzmq.core.metrics import check_stats_cls_lookup
 from rlzmq.core.signatures import check_takes
 from rlzmq.core.synonyms import did_you_mean
-from rlzmq.core.update_plan import UpdatePlan
+from rlzmq.core.update_plan import Schedule, UpdatePlan
 
 __all__ = [
     "DerivedValues",
@@ -290,7 +289,8 @@ def check(config: DerivedValues) -> None:
     except TypeError as error:
         raise ConfigurationError(f"config.{error}") from None
     for name in ("lr", "entropy_coeff", "epsilon", "actor_lr", "critic_lr", "alpha_lr"):
-        _check_schedule(name, config.get(name))
+        if isinstance(points := config.get(name), list):
+            Schedule(points, f"config.{name}")  # raises an error about points that are none
     _check_evaluation(config)
     if config.torch_compile_learner_what_to_compile == "complete_update" and config.num_learners > 1:
         raise ConfigurationError(
@@ -396,14 +396,3 @@ def _check_overrides(config: DerivedValues) -> None:
                 "add_module(config_overrides=…).)"
             )
         config.get_config_for_module(module_id)
-
-
-def _check_schedule(name: str, value: object) -> None:
-    if not isinstance(value, list):
-        return
-    times = [point[0] for point in value]
-    if len(value) < 2 or times[0] != 0 or any(b <= a for a, b in itertools.pairwise(times)):
-        raise ConfigurationError(
-            f"config.{name}={value!r}: a schedule is a list of at least two (env steps, value) points that "
-            "begins at 0 and rises, e.g. [(0, 0.001), (100000, 0.0001)]."
-        )

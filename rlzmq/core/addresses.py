@@ -53,8 +53,7 @@ def check_bind_address(address: str, *, has_keys: bool, insecure: bool = False) 
     scheme, rest = _split(address)
     if scheme == "ipc":
         _check_ipc_path(rest)
-        return
-    if scheme == "inproc":
+    if scheme != "tcp":
         return
     host, _ = split_tcp(address)
     if host in _WILDCARDS:

@@ -187,7 +187,7 @@ def test_functions_travel_by_name_and_lambdas_are_refused_by_setting() -> None:
         (lambda: cartpole().training(train_batch_size_per_learner=100), "Largest valid: 100"),
         (lambda: cartpole().env_runners(rollout_fragment_length=5000), "Largest that fits: 2000, or 'auto'"),
         (lambda: cartpole().networking(listen="tcp://*:5555"), "name the address of the interface"),
-        (lambda: cartpole().training(lr=[(5, 0.1), (9, 0.0)]), "begins at 0"),
+        (lambda: cartpole().training(lr=[(5, 0.1), (9, 0.0)]), "first point at 5 env steps instead of 0"),
         (lambda: cartpole().multi_agent(policies={"a", "b"}), "policy_mapping_fn is None"),
         (lambda: cartpole().evaluation(evaluation_config={"explor": False}), "Did you mean 'explore'"),
         (lambda: cartpole().evaluation(evaluation_config="greedy"), "expected a dict of settings by name"),

@@ -342,7 +342,7 @@ def test_dqn_learns_to_walk_right_in_600_steps(training: dict[str, Any]) -> None
         (lambda c: c.training(training_intensity=0.0), "training_intensity"),
         (lambda c: c.training(num_epochs=3), "one gradient step"),
         (lambda c: c.training(minibatch_size=8), "one gradient step"),
-        (lambda c: c.training(epsilon=[(0, 1.0)]), "a schedule is a list"),
+        (lambda c: c.training(epsilon=[(0, 1.0)]), "at least two points"),
         (lambda c: c.training(num_atoms=3, v_min=1.0, v_max=1.0), "v_min < v_max"),
         (
             lambda c: c.training(
