@@ -21,7 +21,7 @@ from rlzmq.config.base_config import BaseConfig
 from rlzmq.core.checkpoint import without_objects
 from rlzmq.core.errors import ClosedError, ConfigurationError, first_error
 from rlzmq.core.metrics import MetricsLogger
-from rlzmq.core.names import ALL_MODULES
+from rlzmq.core.names import ALL_MODULES, COMPONENT_EVAL_ENV_RUNNER
 from rlzmq.core.signatures import place_of_code
 from rlzmq.driver.async_env_runner_group import AsyncEnvRunnerGroup
 from rlzmq.driver.session import Session
@@ -31,8 +31,6 @@ from rlzmq.runners.episode_metrics import EpisodeMetrics, FragmentMeta, add_frag
 __all__ = ["Evaluation"]
 
 _logger = logging.getLogger("rlzmq.evaluation")
-
-_METRICS = "eval_env_runner"
 
 
 class Evaluation:
@@ -295,7 +293,7 @@ class Evaluation:
         state: dict[str, Any] = {}
         if self._lifetime_counts or self._offline_counts:
             logged = without_objects(self._metrics.get_state())
-            state[_METRICS] = {
+            state[COMPONENT_EVAL_ENV_RUNNER] = {
                 "lifetime_counts": self._lifetime_counts,
                 "offline_counts": dict(self._offline_counts),
                 "metrics": logged,
@@ -304,8 +302,10 @@ class Evaluation:
 
     async def set_state(self, state: Mapping[str, Any]) -> None:
         """Restore the output of `get_state`."""
-        if _METRICS in state or "algorithm" in state:
-            mine = state.get(_METRICS, {})  # a whole run's state lacks it if nothing was evaluated
+        if COMPONENT_EVAL_ENV_RUNNER in state or "algorithm" in state:
+            mine = state.get(
+                COMPONENT_EVAL_ENV_RUNNER, {}
+            )  # a whole run's state lacks it if nothing was evaluated
             self._lifetime_counts = dict(mine.get("lifetime_counts", {}))
             self._offline_counts = Counter(mine.get("offline_counts", {}))
             self._metrics.set_state(mine.get("metrics", {}))

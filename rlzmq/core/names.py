@@ -7,6 +7,7 @@ docs/metrics.md explains the keys.
 
 COMPONENT_ENV_RUNNER = "env_runner"
 COMPONENT_ENV_TO_MODULE_CONNECTOR = "env_to_module_connector"
+COMPONENT_EVAL_ENV_RUNNER = "eval_env_runner"
 COMPONENT_LEARNER = "learner"
 COMPONENT_LEARNER_GROUP = "learner_group"
 COMPONENT_MODULE_TO_ENV_CONNECTOR = "module_to_env_connector"

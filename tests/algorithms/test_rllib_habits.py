@@ -273,6 +273,7 @@ def test_every_name_of_results_is_importable() -> None:
     assert len(constants) > 40
     assert all(getattr(rlzmq, name) == value for name, value in constants.items())
     assert rlzmq.COMPONENT_RL_MODULE == "rl_module"
+    assert rlzmq.COMPONENT_EVAL_ENV_RUNNER == "eval_env_runner"
     assert rlzmq.NUM_ENV_STEPS_SAMPLED_LIFETIME == "num_env_steps_sampled_lifetime"
 
 
