@@ -280,7 +280,9 @@ class _VideoRecorder:
         frame = _first(env.envs[0].render() if hasattr(env, "envs") else env.render())
         if self._writer is None:
             self._writer = self._open()
-        self._writer.append_data(_even(frame))
+        # The codec takes even sizes only: of an odd one, the last row or column is repeated.
+        odd = ((0, frame.shape[0] % 2), (0, frame.shape[1] % 2), (0, 0))
+        self._writer.append_data(np.pad(frame, odd, mode="edge"))
 
     def _end(self, **kwargs: object) -> None:
         self._num_left -= 1
@@ -318,11 +320,6 @@ def _first(rendered: object) -> NDArray[np.uint8]:
     raise ConfigurationError(
         f"video: the environment's render() returned {came}; expected an array [height, width, 3] of uint8."
     )
-
-
-def _even(frame: NDArray[np.uint8]) -> NDArray[np.uint8]:
-    """Repeat the last row or column of an odd size, which the codec does not accept."""
-    return np.pad(frame, ((0, frame.shape[0] % 2), (0, frame.shape[1] % 2), (0, 0)), mode="edge")
 
 
 def _finite(interval: tuple[float, float]) -> list[float] | None:

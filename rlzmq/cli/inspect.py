@@ -173,7 +173,14 @@ def check_env(options: CheckEnvOptions) -> int:
     problems: list[str] = []
     env: Any = None
     try:
-        config = _env_config(options)
+        from rlzmq.algorithms.ppo import PPOConfig
+
+        config = PPOConfig().environment(
+            options.env,
+            env_config=table_from_texts("env_config", options.env_config),
+            wrappers=split_wrappers(options.wrappers),
+            is_atari=options.is_atari,
+        )
         env = config.make_env()
         problems += [] if isinstance(env, MultiAgentEnv) else _gymnasium(env)
         problems += _step_randomly(env, options) or (_train(env, config, options) if not problems else [])
@@ -262,17 +269,6 @@ def _parts(returned: object, method: str, names: str) -> tuple[Any, ...]:
         what = f"{len(returned)} values" if isinstance(returned, tuple) else type(returned).__name__
         raise TypeError(f"{method}() returned {what}, expected ({names})")
     return returned
-
-
-def _env_config(options: CheckEnvOptions) -> AlgorithmConfig:
-    from rlzmq.algorithms.ppo import PPOConfig
-
-    return PPOConfig().environment(
-        options.env,
-        env_config=table_from_texts("env_config", options.env_config),
-        wrappers=split_wrappers(options.wrappers),
-        is_atari=options.is_atari,
-    )
 
 
 def _train(env: object, config: AlgorithmConfig, options: CheckEnvOptions) -> list[str]:

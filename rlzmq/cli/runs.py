@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import shutil
 import sys
 import time
@@ -114,7 +115,8 @@ def _clean(runs: Sequence[Run], paths: Sequence[Path], options: RunsOptions) -> 
             "which runs should be removed? Name run directories, or give --empty (without a result) or "
             "--older-than DAYS."
         )
-    chosen = [run for run in runs if _meets(run, options)]
+    before_s = math.inf if options.older_than is None else time.time() - options.older_than * 86400
+    chosen = [run for run in runs if run.changed_s <= before_s and not (options.empty and run.results)]
     live = [run for run in chosen if run.state != "ended"]
     for run in live:
         print(f"kept        {run.path}: {run.state}")
@@ -138,12 +140,6 @@ def _clean(runs: Sequence[Run], paths: Sequence[Path], options: RunsOptions) -> 
             continue
         print(f"removed     {run.path}")
     return 0
-
-
-def _meets(run: Run, options: RunsOptions) -> bool:
-    if options.older_than is not None and time.time() - run.changed_s < options.older_than * 86400:
-        return False
-    return not (options.empty and run.results)
 
 
 def _agrees(question: str) -> bool:

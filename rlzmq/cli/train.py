@@ -458,9 +458,7 @@ def _train(
     print(f"{why}; {time.perf_counter() - start:.1f} s")
     print(f"accounting: {algorithm.accounting}")
     is_met = " ≥ " in why and ended_by is None
-    stops = (
-        [f"iterations={2 * algorithm.iteration}"] if is_met else options.stop
-    )  # so that a resumed run ends
+    stops = [f"iterations={2 * algorithm.iteration}"] if is_met else options.stop  # a resumed run ends
     print(_next_commands(name, options, path, saved, stops), flush=True)
     if ended_by is not None:
         raise ended_by

@@ -5,6 +5,7 @@ The parts of an item are created on access (`BatchColumns.part_of`).
 
 from __future__ import annotations
 
+from itertools import chain
 from typing import Any, TypeVar
 
 import gymnasium as gym
@@ -155,20 +156,14 @@ def _gather(
     try:
         data = [buffer.data if size else [] for buffer, size in zip(buffers, sizes, strict=True)]
         if all(type(items) is list for items in data):
-            return _stack_lists(data, wanted, data[first][0], num_pads)
+            missing = [num - size + num_pads for num, size in zip(wanted, sizes, strict=True)]
+            padded = [items + [data[first][0]] * num for items, num in zip(data, missing, strict=True)]
+            return tree_stack(list(chain.from_iterable(padded)))
         return _join_arrays(buffers, wanted, buffers[first], num_pads)
     except (ValueError, TypeError) as error:
         raise ValueError(
             f"Episodes {[episode.id_ for episode in episodes][:4]}…, column {name!r}: {error}"
         ) from error
-
-
-def _stack_lists(lists: list[Any], wanted: list[int], filler: object, num_pads: int) -> object:
-    items: list[Any] = []
-    for data, num in zip(lists, wanted, strict=True):
-        items += data
-        items += [filler] * (num - len(data) + num_pads)
-    return tree_stack(items)
 
 
 def _join_arrays(

@@ -345,7 +345,9 @@ def from_wire(
         _check_agents(batch.groups)
     reader.finish()
     batch.observation_space, batch.action_space = observation_space, action_space
-    batch.meta = _meta(fields["meta"])
+    batch.meta = meta = _plain(fields["meta"], "meta")
+    if not isinstance(meta, dict):
+        raise ProtocolError(f"meta: expected a dict, got {type(meta).__name__}.")
     return batch
 
 
@@ -573,10 +575,3 @@ def _plain(value: object, where: str) -> Any:
         return from_plain(value)
     except ValueError as error:
         raise ProtocolError(f"{where}: {error}") from None
-
-
-def _meta(value: object) -> dict[str, Any]:
-    meta = _plain(value, "meta")
-    if not isinstance(meta, dict):
-        raise ProtocolError(f"meta: expected a dict, got {type(meta).__name__}.")
-    return meta

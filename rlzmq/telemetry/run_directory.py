@@ -77,7 +77,9 @@ class EventLog(logging.Handler):
         except Exception:
             self.handleError(record)
         # Without this handler, logging would have printed them.
-        if logging.lastResort is not None and not self._has_others():
+        root = logging.getLogger().handlers if self._logger.propagate else []
+        has_others = any(handler is not self for handler in (*self._logger.handlers, *root))
+        if logging.lastResort is not None and not has_others:
             logging.lastResort.handle(record)
 
     def add_error(self, error: BaseException) -> None:
@@ -104,10 +106,6 @@ class EventLog(logging.Handler):
                     file.write(json.dumps(event).encode() + b"\n")
             except OSError:  # the disk is full; the text has been printed
                 pass
-
-    def _has_others(self) -> bool:
-        root = logging.getLogger().handlers if self._logger.propagate else []
-        return any(handler is not self for handler in (*self._logger.handlers, *root))
 
 
 def _shown(text: str) -> str:

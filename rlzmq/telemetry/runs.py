@@ -60,10 +60,7 @@ X_AXES = {
 """The x axis of a curve, and its key in a result."""
 
 _TRAINED = "num_env_steps_trained_lifetime"  # the steps of an offline run, which samples none
-_PLACES = (
-    "record_dir",
-    "trace",
-)  # they lie in each run's own directory, so they always differ
+_PLACES = ("record_dir", "trace")  # in each run's own directory, so they always differ
 _OF_A_RUN = ("run.json", "config.toml", "metrics.jsonl", "tuner.json")  # the last one: of a search
 _AWAY_S = 24 * 3600.0  # a run on another host may still be running if its files changed within this time
 

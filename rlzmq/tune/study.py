@@ -18,7 +18,7 @@ import json
 import os
 import secrets
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -158,7 +158,7 @@ class Study:
                 continue
             self._owned[trial.number] = trial
             names = tuple(trial.user_attrs.get(_NAMES, ()))
-            return Claim(index, trial.number, dict(self._suggested(trial)), names)
+            return Claim(index, trial.number, self._suggested(trial), names)
         return None
 
     def store_names(self, claim: Claim, names: tuple[str, str]) -> None:
@@ -316,10 +316,9 @@ class Study:
             return False  # it has ended already, or another driver ends it right now
         return True
 
-    def _suggested(self, trial: OptunaTrial) -> Iterator[tuple[str, Any]]:
-        for path, item in self._space.items():
-            if not isinstance(item, Function):
-                yield path, draw(path, item, functools.partial(suggest, trial))
+    def _suggested(self, trial: OptunaTrial) -> dict[str, Any]:
+        drawn = {path: item for path, item in self._space.items() if not isinstance(item, Function)}
+        return {path: draw(path, item, functools.partial(suggest, trial)) for path, item in drawn.items()}
 
     def _is_alive(self, token: str | None, drivers: Mapping[str, Any]) -> bool:
         if token is None:  # the driver died, or has not written its name yet

@@ -158,7 +158,9 @@ class WholeBatchEstimator(ConnectorV2):
         keeps_forward = rows.keeps_forward and rows.device.type == "cpu" and not rows.module.is_stateful()
         outputs, fwd_out = self._evaluate_rows(rows, keeps_forward)
         self.add_estimates(rows.columns, outputs, rows.lengths, rows.module_id)
-        if keeps_forward and _are_rows(fwd_out, len(rows)):
+        leaves, num_rows = tree_leaves(fwd_out), (len(rows),)
+        are_rows = all(hasattr(leaf, "detach") and leaf.shape[:1] == num_rows for leaf in leaves)
+        if keeps_forward and leaves and are_rows:
             rows.columns[FORWARD_OUTPUTS] = fwd_out
 
     def _evaluate_rows(
@@ -262,12 +264,6 @@ class WholeBatchEstimator(ConnectorV2):
         for name, result in self.estimate(flat).items():
             padded = result if real is None else split_and_zero_pad(result, lengths, shape[1])
             columns[name] = to_tensor(padded, device)
-
-
-def _are_rows(outputs: dict[str, Any], num_rows: int) -> bool:
-    """Return whether there are outputs, all of them tensors with a row for each of the batch's."""
-    leaves = tree_leaves(outputs)
-    return bool(leaves) and all(hasattr(leaf, "detach") and leaf.shape[:1] == (num_rows,) for leaf in leaves)
 
 
 # Lower bound of the standard deviation in the division of advantages, so that a batch of equal advantages gives zeros.

@@ -31,10 +31,12 @@ def panels_of(run: WatchedRun) -> dict[str, Any]:
     """Return the content of each panel of a run, by the panel's name."""
     # Trained env steps by policy lag in weights versions; the last bin may be open.
     steps_by_lag = run.tail.steps_by_lag
+    account = _account(run)  # of env steps
+    reasons = {reason: number for reason, number in (account.get("dropped") or {}).items() if number}
     return {
         "stages": _stages(run.tail.newest),
         "lag": {"steps": steps_by_lag, "is_open": len(steps_by_lag) == NUM_LAGS},
-        "drops": _drops(run),
+        "drops": {"sampled": account.get("sampled"), "trained": account.get("trained"), "reasons": reasons},
         "grid": _grid(run),
         "events": run.events,
     }
@@ -48,13 +50,6 @@ def _stages(result: Mapping[str, Any]) -> dict[str, Any]:
         return {**judge(result), "health": found}
     except (KeyError, TypeError, AttributeError):  # a function's trial may report anything
         return {"stage": "unknown", "advice": "", "shares": {}, "health": []}
-
-
-def _drops(run: WatchedRun) -> dict[str, Any]:
-    """Return the account of env steps, from the broker if it is known, else from the newest result."""
-    account = _account(run)
-    reasons = {reason: number for reason, number in (account.get("dropped") or {}).items() if number}
-    return {"sampled": account.get("sampled"), "trained": account.get("trained"), "reasons": reasons}
 
 
 def _grid(run: WatchedRun) -> dict[str, Any]:

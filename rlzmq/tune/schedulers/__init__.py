@@ -395,7 +395,10 @@ class PopulationBasedTraining(TrialScheduler):
             source = top[int(self._rng.integers(len(top)))]
             self._scores[trial.trial_id] = self._scores[source.trial_id]  # used until its first result
             action = "pause" if others_wait else "continue"
-            return Decision(action, exploits=source, changes=self._explore(source))  # type: ignore[arg-type]
+            changes = self._changes(source)
+            if self.custom_explore_fn is not None:
+                changes = dict(self.custom_explore_fn(copy.deepcopy(changes)))
+            return Decision(action, exploits=source, changes=changes)  # type: ignore[arg-type]
         return PAUSE if others_wait else Decision(saves=trial in top)
 
     def is_due(self, trial: Trial, time: float) -> bool:
@@ -423,11 +426,6 @@ class PopulationBasedTraining(TrialScheduler):
         )
         number = min(math.ceil(len(ranked) * self.quantile_fraction), len(ranked) // 2)
         return ranked[:number], ranked[len(ranked) - number :]
-
-    def _explore(self, source: Trial) -> dict[str, Any]:
-        """Return the source's config values, with mutations."""
-        changed, explore = self._changes(source), self.custom_explore_fn
-        return changed if explore is None else dict(explore(copy.deepcopy(changed)))
 
     def _changes(self, source: Trial) -> dict[str, Any]:
         """Return new values by path, from the source's."""
