@@ -397,7 +397,10 @@ def link_public_types(app: Sphinx, doctree: nodes.document) -> None:
         if "refspecific" not in link:  # written by hand, or a NameRole
             continue
         module, _, name = link["reftarget"].rpartition(".")
-        if name in rlzmq.__all__ and module.partition(".")[0] in ("", "rlzmq"):
+        is_ours = module.startswith("rlzmq") or rlzmq._EXPORTS.get(
+            name, ""
+        ).endswith(module)
+        if name in rlzmq.__all__ and is_ours:
             link["reftarget"] = f"rlzmq.{name}"
             del link["refspecific"]  # Sphinx would compare it with all names
         else:
