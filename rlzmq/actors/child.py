@@ -32,6 +32,7 @@ from rlzmq.core import by_value
 from rlzmq.core.addresses import process_directory, set_multiprocessing_directory
 from rlzmq.core.errors import ProtocolError
 from rlzmq.core.process import (
+    QUIET_TRACKER,
     STACKS_TO_STDERR,
     default_in_forks,
     explain_ends,
@@ -86,9 +87,8 @@ def _adopt(boot: dict[str, Any]) -> None:
     sys.path[:] = boot["sys_path"]
     os.environ.clear()
     os.environ.update(boot["environ"])
-    # multiprocessing's tracker outlives a killed process and removes what it left: that is no news to the user.
     warnings = os.environ.get("PYTHONWARNINGS")
-    os.environ["PYTHONWARNINGS"] = f"{warnings + ',' if warnings else ''}ignore:resource_tracker:UserWarning"
+    os.environ["PYTHONWARNINGS"] = f"{warnings + ',' if warnings else ''}{QUIET_TRACKER}"
     with contextlib.suppress(OSError):
         os.chdir(boot["cwd"])
     set_multiprocessing_directory(process_directory(boot["run_directory"], os.getpid()))

@@ -408,7 +408,8 @@ def _train(
         config.debugging(trace=str((path / "trace.json").absolute()))
     config.validate()
     start = time.perf_counter()
-    if config.listen is not None:  # the join files hold keys, and only an orderly end removes them
+    # Join files hold keys, and environments have processes: only an orderly end removes them.
+    if config.listen is not None or config.gym_env_vectorize_mode == "async":
         interrupt.ends_at_once, interrupt.on_first = False, interrupt.raise_now
     writers = make_writers(options.log, path)
     algorithm = _build(config, checkpoint)

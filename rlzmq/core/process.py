@@ -51,6 +51,7 @@ from rlzmq.core.tracebacks import format_stack, is_of_rlzmq, origin_parts, place
 __all__ = [
     "ENDING_SIGNALS",
     "EXIT_OUT_OF_MEMORY",
+    "QUIET_TRACKER",
     "STACKS_TO_STDERR",
     "LastWords",
     "OpenedProcess",
@@ -77,6 +78,7 @@ __all__ = [
     "read_words",
     "share_one_arena",
     "start_mark",
+    "unblocked",
 ]
 
 
@@ -353,6 +355,8 @@ with contextlib.suppress(ModuleNotFoundError):  # not on Windows, where no role 
 
 
 EXIT_OUT_OF_MEMORY = 71
+QUIET_TRACKER = "ignore:resource_tracker:UserWarning"
+"""multiprocessing's tracker outlives a killed process and removes what it left: that is no news to the user."""
 
 _TORCH_MARKS = ("can't allocate memory", "not enough memory")
 
@@ -429,6 +433,16 @@ _signal_masks = threading.local()  # of threads that fork
 def blocked() -> Iterator[None]:
     """Block these signals in this thread, so that processes started in the block begin with them blocked."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, ENDING_SIGNALS)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+@contextlib.contextmanager
+def unblocked() -> Iterator[None]:
+    """Let these signals through to this thread again, in a part of a block of `blocked`."""
+    before = signal.pthread_sigmask(signal.SIG_UNBLOCK, ENDING_SIGNALS)
     try:
         yield
     finally:

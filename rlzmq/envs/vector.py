@@ -6,9 +6,11 @@ import contextlib
 import errno
 import inspect
 import multiprocessing
+import os
 import signal
 import sys
 import threading
+import time
 import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
@@ -22,13 +24,13 @@ import gymnasium as gym
 import numpy as np
 from gymnasium import spaces
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, VectorEnv
-from gymnasium.vector.async_vector_env import AsyncState
+from gymnasium.vector.async_vector_env import AsyncState, _async_worker
 
 from rlzmq.core.addresses import ensure_multiprocessing_directory
 from rlzmq.core.by_value import SentByValue
 from rlzmq.core.errors import ConfigurationError, EnvError, RlzmqError, UnsupportedSpaceError
 from rlzmq.core.patience import ANSWER_S
-from rlzmq.core.process import blocked, default_in_forks, ignore_ending_signals
+from rlzmq.core.process import QUIET_TRACKER, blocked, default_in_forks, ignore_ending_signals, unblocked
 from rlzmq.core.spaces import leaf_paths
 from rlzmq.core.synonyms import did_you_mean
 from rlzmq.core.tracebacks import run_error
@@ -146,10 +148,10 @@ def _make_checked(entry: EnvEntry, context: EnvContext) -> gym.Env[Any, Any]:
 
 
 def _make_in_worker(entry: EnvEntry, context: EnvContext) -> gym.Env[Any, Any]:
-    if multiprocessing.parent_process() is not None:  # Gymnasium also makes one in this process
-        ignore_ending_signals()
-        default_in_forks()
-    return _RaisesErrors(_make_checked(entry, context))
+    if multiprocessing.parent_process() is not None:
+        return _RaisesErrors(_make_checked(entry, context))
+    with unblocked():  # Gymnasium makes one in this process, too
+        return _RaisesErrors(_make_checked(entry, context))
 
 
 class _RaisesErrors(gym.Wrapper[Any, Any, Any, Any]):
@@ -257,12 +259,38 @@ class _Answer:
         return getattr(self._pipe, name)
 
 
+def _work(*args: Any) -> None:
+    """Run an environment in a process of its own, which ends without a word after the one that made it."""
+    ignore_ending_signals()
+    default_in_forks()
+    made_by: Any = multiprocessing.parent_process()
+    threading.Thread(target=_end_after, args=(made_by,), daemon=True).start()
+    try:
+        _async_worker(*args)
+    except BrokenPipeError:
+        if made_by.is_alive():
+            raise
+
+
+def _end_after(made_by: Any) -> None:
+    """End this process if its environment does not return once the process that made it has ended."""
+    made_by.join()
+    time.sleep(ANSWER_S)
+    os._exit(1)
+
+
 class _AsyncVectorEnv(AsyncVectorEnv):
     def __init__(
         self, creators: Sequence[Callable[[], gym.Env[Any, Any]]], context: str, making: MakingEnvs
     ) -> None:
         self._making = making
-        super().__init__(creators, context=context)
+        try:
+            super().__init__(creators, context=context, worker=_work)
+        except BaseException:
+            for process in vars(self).get("processes", ()):
+                if process.pid is not None:
+                    process.kill()
+            raise
         # All processes have answered, so they have opened the queue's semaphores. Without names nothing remains in
         # /dev/shm, even if multiprocessing's resource tracker is killed together with all of them.
         locks: list[Any] = [lock for lock in vars(self.error_queue).values() if isinstance(lock, SemLock)]
@@ -274,7 +302,8 @@ class _AsyncVectorEnv(AsyncVectorEnv):
     def _check_spaces(self) -> None:
         pipes: list[Any] = self.parent_pipes
         pipes[:] = [_Answer(pipes, index, self._making) for index in range(len(pipes))]
-        super()._check_spaces()  # type: ignore[no-untyped-call]
+        with unblocked():  # all processes are started: what is waited for is the user's code
+            super()._check_spaces()  # type: ignore[no-untyped-call]
 
     def reset(self, **kwargs: Any) -> Any:
         with self._explained_death():
@@ -317,12 +346,17 @@ def _make_async(
         multiprocessing.set_forkserver_preload([__name__])
     ensure_multiprocessing_directory()
     try:
+        sys.warnoptions.append(QUIET_TRACKER)
+        resource_tracker.ensure_running()
+        sys.warnoptions.remove(QUIET_TRACKER)
         with blocked(), _main_module_hidden():
-            resource_tracker.ensure_running()  # which unblocks some of the signals
-            with blocked():
-                return _AsyncVectorEnv(
-                    [SentByValue(make, "an environment") for make in creators], method, making
-                )
+            if (
+                method == "forkserver"
+            ):  # a signal that comes while it imports finds no environment half started
+                first: Any = multiprocessing.get_context("forkserver").Process(target=int)
+                first.start()
+                first.join()
+            return _AsyncVectorEnv([SentByValue(make, "an environment") for make in creators], method, making)
     except RlzmqError:
         raise
     except (RuntimeError, EOFError, BrokenPipeError) as error:

@@ -140,6 +140,33 @@ def test_a_signal_in_the_first_moments(terminal: Terminal) -> None:
         assert run.end().code == 75
 
 
+NEVER_MADE = """
+import threading
+from pathlib import Path
+
+import gymnasium as gym
+
+class Env(gym.Wrapper):
+    def __init__(self, config):
+        super().__init__(gym.make("CartPole-v1"))
+        if config.vector_index == 2:
+            Path("hangs").touch()
+            threading.Event().wait()
+"""
+
+
+def test_ctrl_c_while_environments_are_made_in_processes_of_their_own(terminal: Terminal) -> None:
+    (terminal.cwd / "mine.py").write_text(NEVER_MADE)
+    run = terminal.start(
+        f"rlzmq train ppo --env mine:Env {TINY} --env-runners 0 --envs-per-env-runner 3 --gym-env-vectorize-mode async"
+    )
+    until((terminal.cwd / "hangs").exists, "the third environment")
+    run.signal_all(signal.SIGINT)
+    done = run.end()
+    assert (done.code, done.err) == (130, "")
+    assert done.out.endswith("\ninterrupted\n"), done
+
+
 def test_ctrl_c_during_the_first_import_prints_no_traceback() -> None:
     """The interpreter reports each module that it has imported; the first of rlzmq's is the moment."""
     argv = [sys.executable, "-X", "importtime", "-m", "rlzmq", "doctor"]
