@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from multiprocessing import forkserver, resource_tracker
 from multiprocessing.connection import wait
+from multiprocessing.process import BaseProcess
 from multiprocessing.synchronize import SemLock
 from multiprocessing.util import _finalizer_registry  # type: ignore[attr-defined]
 from typing import Any
@@ -259,20 +260,21 @@ class _Answer:
         return getattr(self._pipe, name)
 
 
-def _work(*args: Any) -> None:
+def _work(*args: object) -> None:
     """Run an environment in a process of its own, which ends without a word after the one that made it."""
     ignore_ending_signals()
     default_in_forks()
-    made_by: Any = multiprocessing.parent_process()
+    made_by = multiprocessing.parent_process()
+    assert made_by is not None
     threading.Thread(target=_end_after, args=(made_by,), daemon=True).start()
     try:
-        _async_worker(*args)
+        _async_worker(*args)  # type: ignore[arg-type]
     except BrokenPipeError:
         if made_by.is_alive():
             raise
 
 
-def _end_after(made_by: Any) -> None:
+def _end_after(made_by: BaseProcess) -> None:
     """End this process if its environment does not return once the process that made it has ended."""
     made_by.join()
     time.sleep(ANSWER_S)
@@ -353,7 +355,7 @@ def _make_async(
             if (
                 method == "forkserver"
             ):  # a signal that comes while it imports finds no environment half started
-                first: Any = multiprocessing.get_context("forkserver").Process(target=int)
+                first = multiprocessing.get_context(method).Process(target=int)  # type: ignore[attr-defined]
                 first.start()
                 first.join()
             return _AsyncVectorEnv([SentByValue(make, "an environment") for make in creators], method, making)

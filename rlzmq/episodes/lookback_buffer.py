@@ -362,7 +362,7 @@ class InfiniteLookbackBuffer:
         if existing.all():
             return found
 
-        def spread(part: Any) -> np.ndarray:
+        def spread(part: np.ndarray) -> np.ndarray:
             whole = _full((len(positions), *part.shape[1:]), fill, part.dtype)
             whole[existing] = part
             return whole
@@ -434,7 +434,7 @@ class InfiniteLookbackBuffer:
         """Return new items as a list of items or as a tree of arrays."""
         if isinstance(new_data, InfiniteLookbackBuffer):
             return new_data.get()
-        one: Any = self._arrays if self._items is None else next(reversed(self._items), None)
+        one: object = self._arrays if self._items is None else next(reversed(self._items), None)
         if isinstance(new_data, tuple) and not isinstance(one, tuple):
             return list(new_data)
         if isinstance(new_data, (dict, tuple)):
