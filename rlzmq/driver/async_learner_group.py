@@ -336,17 +336,18 @@ class AsyncLearnerGroup:
         """Restore the ranks' batch sources. If the number of ranks differs, the contents of replay buffers are divided.
 
         Args:
-            states: Result of `get_sources`, possibly of another group; none: the sources are emptied.
+            states: Result of `get_sources`, possibly of another group.
 
         Returns:
             Whether they were restored. Positions in files cannot be used with another number of ranks.
         """
         num_ranks = self.num_learners
-        known = states if not states or len(states) == num_ranks else divide_states(states, num_ranks)
-        fitting = known or [{}] * num_ranks
+        fitting = list(states) if len(states) == num_ranks else divide_states(states, num_ranks)
+        if fitting is None:
+            return False
         if self.local_learner is not None:
             self.local_learner.set_state({"source": fitting[0]})
-            return bool(known)
+            return True
 
         async def set_all(handles: Sequence[Any]) -> None:
             # A rank that died in the meantime begins with an empty source.
@@ -355,7 +356,7 @@ class AsyncLearnerGroup:
 
         assert self.formation is not None
         await self.formation.call(set_all)
-        return bool(known)
+        return True
 
     async def save_to_path(self, path: str | Path | None = None) -> str:
         """Write rank 0's state as a checkpoint (see Checkpointable.save_to_path)."""

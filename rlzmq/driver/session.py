@@ -232,14 +232,13 @@ class Session:
             (name for name in state if name.startswith(_REPLAY)), key=lambda name: (len(name), name)
         )
         sources = [state[name] for name in names]
-        is_whole = "accounting" in state
-        with_sources = (is_whole or bool(sources)) and await self.learner_group.set_sources(sources)
+        with_sources = bool(sources) and await self.learner_group.set_sources(sources)
         if "env_runner" in state:
             # In a whole run's state, missing states are empty. A single pipeline's state leaves the other one
             # unchanged.
-            kept = {} if is_whole else self.get_connector_state()
+            kept = {} if "accounting" in state else self.get_connector_state()
             self._connectors.set_state({**kept, **state["env_runner"]})
-        if is_whole:
+        if "accounting" in state:
             num_lost = self.accounting.set_state(state["accounting"], with_sources=with_sources)
             if num_lost:
                 _log.warning(
@@ -248,7 +247,7 @@ class Session:
                     num_lost,
                 )
         await self.restart()
-        if is_whole:  # now that nobody may sample under the replaced state
+        if "accounting" in state:  # now that nobody may sample under the replaced state
             await self.env_runner_group.begin_again(self.accounting.sampled, self.learner_group.generation)
 
     async def stop(self) -> None:

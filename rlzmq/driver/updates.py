@@ -299,7 +299,9 @@ class Accounting:
         self.dropped = Counter({str(k): int(v) for k, v in state["dropped"].items()})
         self.drop_pending("restored")
         self._nowhere = None
-        self._in_sources = {} if with_sources else {"restored": int(state.get("in_sources", 0))}
+        if with_sources or self._in_sources:  # this run's own sources still exist
+            return 0
+        self._in_sources = {"restored": int(state.get("in_sources", 0))}
         num_lost = self.num_in_sources
         self.lose_sources(["restored"])
         return num_lost

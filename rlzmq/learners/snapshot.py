@@ -48,7 +48,6 @@ class _Learner(ReportedLearner, Protocol):
 
     def get_extra_state(self) -> dict[str, Any]: ...
     def set_extra_state(self, state: Mapping[str, Any]) -> None: ...
-    def make_source(self) -> Any: ...
 
 
 class Snapshot:
@@ -208,9 +207,6 @@ class Snapshot:
                 raise self._misfit(f"{error} in 'extra'") from error
         if state.get("source"):
             learner.source.set_state(state["source"])
-        elif "source" in state and learner.source.num_added:  # nothing was saved of what it keeps
-            progress, learner.source = learner.source.progress, learner.make_source()
-            learner.source.progress = progress
 
     def parameter_hash(self, with_buffers: bool) -> str:
         """See `Learner.parameter_hash`."""

@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rlzmq import APPOConfig, DQNConfig
 from rlzmq.algorithms.algorithm import Algorithm
 from rlzmq.algorithms.ppo.ppo_learner import PPOLearner
 from rlzmq.connectors.env_to_module import MeanStdFilter
@@ -69,26 +68,20 @@ def test_going_back_within_a_run_repeats_it(
             assert result["learners"]["default_policy"]["weights_seq_no"] == 3
 
 
-@pytest.mark.parametrize("config_class", [APPOConfig, DQNConfig])
-def test_going_back_leaves_nothing_of_what_came_later(config_class: Any, tmp_path: Path) -> None:
-    sizes = {"min_sample_timesteps_per_iteration": 300, "min_time_s_per_iteration": 0, "train_batch_size": 40}
-    config = small(config_class, num_env_runners=0, num_learners=0, seed=5, **sizes)
-    config.evaluation(evaluation_interval=2, evaluation_duration=1)
+def test_going_back_takes_evaluation_counts_back(tmp_path: Path) -> None:
+    config = small(num_env_runners=0, num_learners=0, seed=5)
+    config.evaluation(evaluation_interval=1, evaluation_duration=1)
 
     def goes_on(algo: Any) -> Any:
-        result = [algo.train(), algo.train()][1]
-        num_episodes = result["evaluation"]["env_runners"]["num_episodes_lifetime"]
-        return result["accounting"], num_episodes, weights_of(algo)
+        evaluations = [algo.train()["evaluation"]["env_runners"] for _ in range(2)]
+        return [evaluation["num_episodes_lifetime"] for evaluation in evaluations]
 
     with config.build() as algo:
         algo.train()
         path = algo.save_to_path(tmp_path / "c")
-        for _ in range(3):
-            algo.train()
+        assert goes_on(algo) == [2, 3]
         algo.restore_from_path(path)
-        in_place = goes_on(algo)
-    with Algorithm.from_checkpoint(path) as algo:
-        np.testing.assert_equal(in_place, goes_on(algo))
+        assert goes_on(algo) == [2, 3]
 
 
 class CountingLearner(PPOLearner):

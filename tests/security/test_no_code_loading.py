@@ -73,7 +73,6 @@ def test_the_check_itself_finds_offences(tmp_path: Path) -> None:
 IMPORTERS = {
     "actors/fork_main.py",
     "algorithms/algorithm_config.py",
-    "cli/completion.py",
     "cli/main.py",
     "cli/parsing.py",
     "cli/train.py",
