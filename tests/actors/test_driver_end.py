@@ -74,7 +74,11 @@ selectors._BaseSelectorImpl.unregister = unregister
 
 @pytest.mark.parametrize(
     ("number", "imports"),
-    [(signal.SIGINT, []), (signal.SIGKILL, []), *((signal.SIGKILL, [name]) for name in MODULES)],
+    [
+        (signal.SIGINT, []),
+        pytest.param(signal.SIGKILL, [], marks=pytest.mark.slow),
+        *((signal.SIGKILL, [name]) for name in MODULES),
+    ],
 )
 def test_nothing_is_left_after_a_signal_whatever_the_server_does(
     number: signal.Signals, imports: list[str], runtime_dir: Path, tmp_path: Path

@@ -92,7 +92,7 @@ def trained_until(algo: Any, module_ids: set[str]) -> dict[str, Any]:
 
 @pytest.mark.parametrize(
     ("algorithm", "processes"),
-    [("ppo", (2, 2)), ("appo", (1, 1)), ("dqn", (0, 0)), ("sac", (0, 0))],
+    [("ppo", (2, 2)), pytest.param("appo", (1, 1), marks=pytest.mark.slow), ("dqn", (0, 0)), ("sac", (0, 0))],
 )
 def test_modules_come_and_go_in_mid_run_and_after_a_resume(
     algorithm: str, processes: tuple[int, int], tmp_path: Path

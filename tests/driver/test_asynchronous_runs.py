@@ -35,7 +35,8 @@ def check(result: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("config_class", "num_learners"), [(IMPALAConfig, 1), (APPOConfig, 2), (PPOConfig, 1)]
+    ("config_class", "num_learners"),
+    [pytest.param(IMPALAConfig, 1, marks=pytest.mark.slow), (APPOConfig, 2), (PPOConfig, 1)],
 )
 async def test_runners_sample_ahead_and_no_trained_step_is_older_than_the_staleness(
     config_class: Any, num_learners: int, tmp_path: Path

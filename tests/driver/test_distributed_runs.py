@@ -251,7 +251,8 @@ async def test_kills_of_all_roles_lose_nothing_and_leave_nothing(history: Path) 
 
 
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("num_kills", [6, pytest.param(15, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("num_kills", [8, 15])
 async def test_kills_each_long_before_everybody_is_back(history: Path, num_kills: int) -> None:
     async with small(2, 2).build_async() as algo:
         roles = list(ROLES)

@@ -130,8 +130,10 @@ async def test_a_killed_rank_is_survived_and_replaced_without_losing_an_update(r
 @pytest.mark.alone
 @pytest.mark.parametrize(
     "hang",
-    [lambda: ctypes.PyDLL(None).pause(), lambda: threading.Event().wait()],
-    ids=["holds the lock", "waits"],
+    [
+        pytest.param(lambda: ctypes.PyDLL(None).pause(), id="holds the lock"),
+        pytest.param(lambda: threading.Event().wait(), id="waits", marks=pytest.mark.slow),
+    ],
 )
 async def test_a_rank_that_hangs_in_its_loss_is_killed_and_survived(hang: Any) -> None:
     async with small(1, 2).build_async() as algo:
@@ -185,7 +187,7 @@ async def test_too_few_learners_or_the_death_of_all_without_a_copy_end_the_run_a
 
 @pytest.mark.parametrize(
     ("num_learners", "what"),
-    [(1, "copy"), (2, "checkpoint"), (2, "copy, one after the other")],
+    [pytest.param(1, "copy", marks=pytest.mark.slow), (2, "checkpoint"), (2, "copy, one after the other")],
 )
 async def test_the_death_of_all_learners_goes_back_to_the_last_state_that_the_driver_has(
     num_learners: int, what: str, tmp_path: Path

@@ -81,7 +81,9 @@ def test_serial_and_distributed_runs_replay_the_same_numbers(algorithm: str) -> 
     np.testing.assert_equal(*weights)
 
 
-@pytest.mark.parametrize(("staleness", "algorithm"), [(0, "dqn"), (1, "sac")])
+@pytest.mark.parametrize(
+    ("staleness", "algorithm"), [(0, "dqn"), pytest.param(1, "sac", marks=pytest.mark.slow)]
+)
 async def test_a_dead_ranks_buffer_is_counted_and_the_others_go_on(staleness: int, algorithm: str) -> None:
     async with replay_config(2, 2, staleness, algorithm).build_async() as algo:
         for _ in range(6):
@@ -164,7 +166,7 @@ def held_by(algo: Any) -> list[Counter[bytes]]:
     [
         (0, 2, "PrioritizedEpisodeReplayBuffer"),
         (2, 2, "PrioritizedEpisodeReplayBuffer"),
-        (2, 1, "EpisodeReplayBuffer"),
+        pytest.param(2, 1, "EpisodeReplayBuffer", marks=pytest.mark.slow),
     ],
 )
 def test_buffers_are_divided_among_any_number_of_ranks(

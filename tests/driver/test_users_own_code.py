@@ -122,7 +122,7 @@ asyncio.run(main())
     [
         ("file", NEVER_STOPPED, 0, ""),
         ("-c", ENDS_WITH_AN_ERROR, 1, "ValueError: my own\n"),
-        ("stdin", EXITS_IN_A_COROUTINE, 1, "my last words\n"),
+        pytest.param("stdin", EXITS_IN_A_COROUTINE, 1, "my last words\n", marks=pytest.mark.slow),
     ],
     ids=[
         "a script without a guard that stops nothing",

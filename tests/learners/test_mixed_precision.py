@@ -188,7 +188,7 @@ def weights_after(**framework: Any) -> dict[str, Any]:
     [
         pytest.param("forward_train", "aot_eager", marks=pytest.mark.slow),
         ("forward_train", "eager"),
-        ("complete_update", "eager"),
+        pytest.param("complete_update", "eager", marks=pytest.mark.slow),
     ],
 )
 def test_a_compiled_learner_learns_the_same(what: str, backend: str) -> None:

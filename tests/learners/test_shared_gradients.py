@@ -114,7 +114,9 @@ def test_two_ranks_get_the_bits_of_gloo(tmp_path: Path, case: str) -> None:
     assert len(set(first[0])) == 2
 
 
-@pytest.mark.parametrize(("case", "hosts"), [("mlp", "aabb"), ("modules", "aba")])
+@pytest.mark.parametrize(
+    ("case", "hosts"), [("mlp", "aabb"), pytest.param("modules", "aba", marks=pytest.mark.slow)]
+)
 def test_ranks_of_several_hosts_sum_within_each_host_first(tmp_path: Path, case: str, hosts: str) -> None:
     results = []
     for number, names in enumerate((hosts, hosts, "a" * len(hosts))):

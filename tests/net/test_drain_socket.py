@@ -35,7 +35,7 @@ async def until_event(kind: str, num: int = 1) -> AsyncIterator[Callable[[Socket
 
 
 @pytest.mark.parametrize("loop_factory", [uvloop.new_event_loop, asyncio.new_event_loop])
-@pytest.mark.parametrize("high_water_mark", [10, 1000])
+@pytest.mark.parametrize("high_water_mark", [10, pytest.param(1000, marks=pytest.mark.slow)])
 def test_twenty_thousand_messages_both_ways_never_stall(
     loop_factory: Callable[[], asyncio.AbstractEventLoop], high_water_mark: int
 ) -> None:

@@ -53,7 +53,10 @@ def test_a_step_that_begins_an_episode_may_take_as_long_as_a_reset(says_so: bool
 
 @pytest.mark.parametrize(
     "mode",
-    [pytest.param(mode, marks=[pytest.mark.slow] * (mode == "vector_entry_point")) for mode in hangs.MODES],
+    [
+        pytest.param(mode, marks=[pytest.mark.slow] * (mode in ("vector_entry_point", "async")))
+        for mode in hangs.MODES
+    ],
 )
 async def test_hangs_in_first_and_random_calls_while_the_broker_is_replaced(
     mode: str, tmp_path: Path

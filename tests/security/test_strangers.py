@@ -208,7 +208,12 @@ _SNAPSHOT = encode_message(SnapshotRequest(-1, -1))
     ("role", "hello", "frames"),
     [
         ("observer", None, encode_message(ConfigRequest())),
-        ("observer", Hello("observer", "flood", "flood"), encode_message(StatusRequest())),
+        pytest.param(
+            "observer",
+            Hello("observer", "flood", "flood"),
+            encode_message(StatusRequest()),
+            marks=pytest.mark.slow,
+        ),
         ("runner", Hello("runner", "flood@elsewhere", "flood", num_envs=1), _SNAPSHOT),
     ],
     ids=["config without hello", "status", "snapshots"],

@@ -240,7 +240,9 @@ def test_optuna_suggests_values_by_the_results(run_config: tune.RunConfig) -> No
     assert all(math.isfinite(result.config["noise"]) for result in results)
 
 
-@pytest.mark.parametrize("kind", [BasicVariantGenerator, tune.search.OptunaSearch])
+@pytest.mark.parametrize(
+    "kind", [pytest.param(BasicVariantGenerator, marks=pytest.mark.slow), tune.search.OptunaSearch]
+)
 def test_search_objects_in_the_values_of_others_are_drawn(
     run_config: tune.RunConfig, kind: Any, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -67,7 +67,7 @@ def test_a_fragment_that_claims_other_env_steps_than_it_holds_is_refused(claimed
         check_claims(fragment(episodes(), claimed))
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in (1, 2))])
 def test_a_part_of_agents_episodes_opens_to_the_same_as_the_whole(seed: int) -> None:
     env_config = {"p_birth": 0.4, "p_death": 0.2, "p_wait": 0.4, "p_end": 0.1}
     runner = MultiAgentEnvRunner(config=restless_config(seed, env_config=env_config))
