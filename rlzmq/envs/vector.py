@@ -348,17 +348,18 @@ def _make_async(
         multiprocessing.set_forkserver_preload([__name__])
     ensure_multiprocessing_directory()
     try:
-        sys.warnoptions.append(QUIET_TRACKER)
-        resource_tracker.ensure_running()
-        sys.warnoptions.remove(QUIET_TRACKER)
         with blocked(), _main_module_hidden():
-            if (
-                method == "forkserver"
-            ):  # a signal that comes while it imports finds no environment half started
-                first = multiprocessing.get_context(method).Process(target=int)  # type: ignore[attr-defined]
-                first.start()
-                first.join()
-            return _AsyncVectorEnv([SentByValue(make, "an environment") for make in creators], method, making)
+            sys.warnoptions.append(QUIET_TRACKER)
+            resource_tracker.ensure_running()  # which unblocks some of the signals
+            sys.warnoptions.remove(QUIET_TRACKER)
+            with blocked():
+                if method == "forkserver":
+                    # A signal that comes while the server imports finds no environment half started.
+                    first = multiprocessing.get_context(method).Process(target=int)  # type: ignore[attr-defined]
+                    first.start()
+                    first.join()
+                made = [SentByValue(make, "an environment") for make in creators]
+                return _AsyncVectorEnv(made, method, making)
     except RlzmqError:
         raise
     except (RuntimeError, EOFError, BrokenPipeError) as error:
