@@ -429,20 +429,19 @@ ENDING_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
 _signal_masks = threading.local()  # of threads that fork
 
 
-@contextlib.contextmanager
-def blocked() -> Iterator[None]:
+def blocked() -> contextlib.AbstractContextManager[None]:
     """Block these signals in this thread, so that processes started in the block begin with them blocked."""
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, ENDING_SIGNALS)
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+    return _masked(signal.SIG_BLOCK)
+
+
+def unblocked() -> contextlib.AbstractContextManager[None]:
+    """Let these signals through to this thread again, in a part of a block of `blocked`."""
+    return _masked(signal.SIG_UNBLOCK)
 
 
 @contextlib.contextmanager
-def unblocked() -> Iterator[None]:
-    """Let these signals through to this thread again, in a part of a block of `blocked`."""
-    before = signal.pthread_sigmask(signal.SIG_UNBLOCK, ENDING_SIGNALS)
+def _masked(how: int) -> Iterator[None]:
+    before = signal.pthread_sigmask(how, ENDING_SIGNALS)
     try:
         yield
     finally:
