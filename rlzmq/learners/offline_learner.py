@@ -90,6 +90,7 @@ class OfflineShards(BatchSource):
         whole_episodes: Use batches of whole episodes instead of single steps.
         seed: Seed of the random orders.
         columns: Names of further columns that all shards have.
+        lookback: Number of earlier steps that single steps have, as far as they are recorded.
 
     Raises:
         ConfigurationError: There are no steps.
@@ -106,6 +107,7 @@ class OfflineShards(BatchSource):
         whole_episodes: bool = False,
         seed: int = 0,
         columns: Sequence[str] = (),
+        lookback: int = 0,
     ) -> None:
         super().__init__()
         self.progress: DrawnBatches = DrawnBatches(sum(shard.num_env_steps for shard in shards))
@@ -113,6 +115,7 @@ class OfflineShards(BatchSource):
         self._batches_per_update = batches_per_update
         self._whole_episodes = whole_episodes
         self._seed = seed
+        self._lookback = lookback
         self._rank = 0, 1
         self._shards = [_with_keys(shard, index, columns) for index, shard in enumerate(shards)]
         self._ahead: tuple[int, Future[EpisodeBatch]] | None = None
@@ -202,7 +205,7 @@ class OfflineShards(BatchSource):
             if within is None:
                 part = self._shards[shard].select(chunks)
             else:
-                part = _single_steps(self._shards[shard], chunks, within[mine])
+                part = _single_steps(self._shards[shard], chunks, within[mine], self._lookback)
             parts.append(part.compact())
         batch = EpisodeBatch.concat(parts).select(np.argsort(by_shard))
         if self._initial_state is not None:
@@ -293,13 +296,16 @@ def _with_keys(shard: EpisodeBatch, index: int, further: Sequence[str]) -> Episo
     )
 
 
-def _single_steps(shard: EpisodeBatch, chunks: NDArray[np.int64], within: NDArray[np.int64]) -> EpisodeBatch:
+def _single_steps(
+    shard: EpisodeBatch, chunks: NDArray[np.int64], within: NDArray[np.int64], lookback: int
+) -> EpisodeBatch:
     """Return steps of a shard, each as a separate chunk on the shard's columns."""
     is_last = within == shard.length[chunks] - 1
     return EpisodeBatch(
         shard.columns,
         start=shard.start[chunks] + within,
         length=np.ones(len(chunks), np.int64),
+        lookback=np.minimum(within, lookback),
         t_started=shard.t_started[chunks] + within,
         terminated=shard.terminated[chunks] & is_last,
         truncated=shard.truncated[chunks] & is_last,
@@ -351,6 +357,7 @@ class OfflineLearner(TorchLearner):
             batches_per_update=config.dataset_num_iters_per_learner,
             whole_episodes=self.trains_whole_episodes,
             seed=self.seed,
+            lookback=self._learner_connector.required_lookback,
         )
 
     def build(self) -> None:
@@ -430,6 +437,7 @@ class OfflineLearner(TorchLearner):
             whole_episodes=self.trains_whole_episodes or estimates,
             seed=self.seed,
             columns=[Columns.ACTION_LOGP] if estimates else [],
+            lookback=self._learner_connector.required_lookback,
         )
         if module.is_stateful():
             source.begin_sequences_with(initial_state(module))

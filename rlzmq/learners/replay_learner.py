@@ -38,11 +38,13 @@ class BurnIn:
         num_steps: Number of steps before the drawn ones that warm up the state, as far as they are stored.
         initial_state: The module's state in new episodes, a tree of arrays.
         num_drawn: Maximum number of steps drawn for a sequence.
+        lookback: Number of steps before these that connector pieces need, at least one, which has the state.
     """
 
     num_steps: int
     initial_state: Any
     num_drawn: int
+    lookback: int = 1
 
     @property
     def options(self) -> dict[str, Any]:
@@ -51,7 +53,7 @@ class BurnIn:
             "n_step": None,  # the loss sums the rewards of a sequence
             "full_length": True,
             "batch_length_T": self.num_drawn,
-            "lookback": self.num_steps + 1,
+            "lookback": self.num_steps + self.lookback,
             "include_extra_model_outputs": True,
         }
 
@@ -271,7 +273,10 @@ class ReplayLearner(TargetNetworkLearner):
         """Return the burn-in of each stateful module."""
         return {
             module_id: BurnIn(
-                self._burn_in_len, initial_state(module), max_seq_len(module) - self._burn_in_len
+                self._burn_in_len,
+                initial_state(module),
+                max_seq_len(module) - self._burn_in_len,
+                max(1, self._learner_connector.required_lookback),
             )
             for module_id, module in self.module.items()
             if module.is_stateful()
@@ -344,6 +349,15 @@ class ReplayLearner(TargetNetworkLearner):
         if "keeps_extra_model_outputs" in kind.settings():
             arguments["keeps_extra_model_outputs"] = self._burn_ins().keys()
         options: dict[str, Any] = {"n_step": settings.n_step, "gamma": settings.gamma}
+        if lookback := self._learner_connector.required_lookback:
+            options["lookback"] = lookback
+            if not kind.draws_sequences or (settings.n_step != 1 and not self._burn_ins()):
+                raise ConfigurationError(
+                    f"config.n_step={settings.n_step}, config.replay_buffer_config['type']={kind.__name__!r}: a piece "
+                    f"of learner_connector needs the {lookback} steps before each drawn one, as frame stacks do. These "
+                    "are drawn with n_step=1 only, from an EpisodeReplayBuffer or PrioritizedEpisodeReplayBuffer. Or "
+                    "stack frames in the environment: wrappers=['FrameStackObservation(stack_size=4)']."
+                )
         if kind.uses_priorities:
             options["beta"] = given["beta"]
         buffer = kind.from_config(self.config, **arguments)

@@ -248,7 +248,7 @@ class EpisodeReplayBuffer(ReplayBuffer):
             beta: Exponent of the importance weights in the column ``weights``; 1 for uniform sampling.
             include_infos: Whether the items have infos.
             include_extra_model_outputs: Whether the items have the extra model outputs of their steps.
-            lookback: Number of steps before each sequence to include, as far as they are stored.
+            lookback: Number of steps before each item to include, as far as they are stored; of transitions with n = 1.
             min_batch_length_T: Sequences shorter than this are redrawn.
             full_length: Whether sequences drawn near the end of a stored part begin so much earlier that they have
                 ``batch_length_T`` steps, or as many as the part has.
@@ -267,19 +267,25 @@ class EpisodeReplayBuffer(ReplayBuffer):
         rng = self._rng if rng is None else rng
         length = self.batch_length_T if batch_length_T is None else batch_length_T
         num = self._num_to_draw(num_items, batch_size_B, length)
-        n_range = self._check_sample(n_step, length)
+        n_range = self._check_sample(n_step, length, lookback)
         starts = drawn = self._draw(num, rng)
         if min_batch_length_T > 1:
             starts = self._redraw_short(starts, min(min_batch_length_T, length), rng)
-        if length == 1:
+        if length == 1 and not lookback:
             items = self._transitions(starts, n_step, drawn_n(*n_range, num, rng), gamma, beta)
             return self._filled(items, items.slots(), include_infos, include_extra_model_outputs)
         if full_length:
             starts = self._moved_back(starts, length)
         batch, slots = self._sequences(starts, length, lookback)
-        if self.alpha is not None:
-            for name, values in (("weights", self._weights(drawn, beta)), ("priority_key", self._drawn)):
-                batch.columns[name] = values.repeat(batch.lookback + batch.length + 1)
+        of_items: dict[str, NDArray[Any]] = {}
+        if self.alpha is not None or length == 1:
+            of_items["weights"] = self._weights(drawn, beta)
+        if length == 1:
+            of_items["n_step"] = np.ones(num, np.int64)
+        elif self.alpha is not None:
+            of_items["priority_key"] = self._drawn
+        for name, values in of_items.items():
+            batch.columns[name] = values.repeat(batch.lookback + batch.length + 1)
         return self._filled(batch, slots, include_infos, include_extra_model_outputs)
 
     def draw(
@@ -324,15 +330,17 @@ class EpisodeReplayBuffer(ReplayBuffer):
         self._num_sampled += num_drawn
         return [drawn] if num_samples == 1 else drawn.parts(num)
 
-    def _check_sample(self, n_step: int | tuple[int, int] | None, length: int) -> tuple[int, int]:
+    def _check_sample(
+        self, n_step: int | tuple[int, int] | None, length: int, lookback: int = 0
+    ) -> tuple[int, int]:
         """Check that items can be drawn; return the least and the largest n."""
         least, most = (1, 1) if n_step is None else (n_step, n_step) if isinstance(n_step, int) else n_step
         if not 1 <= least <= most:
             raise ValueError(f"{type(self).__name__}.sample: expected n_step >= 1, got {n_step}.")
-        if most > 1 and length > 1:
+        if most > 1 and (length > 1 or lookback):
             raise ValueError(
                 f"{type(self).__name__}.sample: n_step={n_step} is for transitions, not for sequences of "
-                f"batch_length_T={length}."
+                f"batch_length_T={length} or with lookback={lookback}."
             )
         if not len(self):
             raise ValueError(f"{type(self).__name__}.sample: the buffer is empty.")

@@ -10,7 +10,10 @@ from typing import Any, ClassVar
 import gymnasium as gym
 import numpy as np
 import pytest
+import torch
 
+from rlzmq import BCConfig, ConfigurationError, DQNConfig
+from rlzmq.connectors.common import FrameStackingEnvToModule, FrameStackingLearner
 from rlzmq.connectors.connector_v2 import ConnectorV2
 from rlzmq.connectors.defaults import add_next_observations
 from rlzmq.episodes.episode_batch import EpisodeBatch
@@ -22,6 +25,7 @@ from rlzmq.replay import EpisodeReplayBuffer, PrioritizedEpisodeReplayBuffer, op
 from rlzmq.replay.step_store import Transitions
 from tests.learners.cases import SquareLearner, episode, square_learner
 from tests.learners.test_train_batch import assert_identical
+from tests.support.runs import small
 from tests.support.warm_process import run_warm
 
 
@@ -180,6 +184,36 @@ def test_a_piece_of_the_users_gets_the_drawn_transitions_as_episodes() -> None:
     (batch,) = source.batches(1, np.random.default_rng(7))
     assert learner.prepare(batch).num_env_steps == 16
     assert CountsEpisodes.seen == [16]
+
+
+@pytest.mark.parametrize("of", ["EpisodeReplayBuffer", "PrioritizedEpisodeReplayBuffer", "files"])
+def test_drawn_steps_are_trained_with_the_frames_before_them(of: str, tmp_path: Path) -> None:
+    frames = np.arange(1, 14, dtype=np.float32)
+    data = SingleAgentEpisode(
+        observations=frames[:, None],
+        actions=np.zeros(12, np.int64),
+        rewards=frames[:-1],
+        len_lookback_buffer=0,
+    )
+    spaces = {"observation_space": gym.spaces.Box(0, 99, (1,)), "action_space": gym.spaces.Discrete(2)}
+    settings: Any = {"learner_connector": lambda: FrameStackingLearner(num_frames=3), **spaces}
+    settings["env_to_module_connector"] = lambda: FrameStackingEnvToModule(num_frames=3)
+    if of == "files":
+        write_shard(tmp_path, [data])
+        learner = small(BCConfig, None, input_=str(tmp_path), train_batch_size=12, **settings).build_learner()
+    else:
+        settings["replay_buffer_config"] = {"type": of}
+        with pytest.raises(ConfigurationError, match=r"n_step=2.*FrameStackObservation"):
+            small(DQNConfig, None, n_step=2, **settings).build_learner()
+        learner = small(DQNConfig, None, **settings).build_learner()
+        learner.source.add([data])
+    (batch,) = learner.source.batches(1, np.random.default_rng(0))
+    rows = learner.prepare(batch).columns["default_policy"]
+    last = rows["rewards"][:, None]
+    assert (rows["obs"] == (last + torch.tensor([-2.0, -1.0, 0.0])).clamp(min=0)).all()
+    if of != "files":
+        assert (rows["new_obs"] == (last + torch.tensor([-1.0, 0.0, 1.0])).clamp(min=0)).all()
+        assert {"weights", "n_step", "replay_key"} <= rows.keys()
 
 
 def test_beta_follows_its_schedule_over_the_sampled_steps() -> None:
