@@ -309,6 +309,10 @@ class StepStore:
         if not len(batch):
             return []
         columns = batch.columns if owners is None else {**batch.columns, ENV_T: batch.links[2]}
+        if (
+            columns and columns[Columns.REWARDS].dtype.kind != "f"
+        ):  # sums of whole rewards are no whole numbers
+            columns = {**columns, Columns.REWARDS: columns[Columns.REWARDS].astype(np.float64)}
         self._check(batch, columns)
         steps, observations, sources, stretches = self._link(batch, owners)
         self._write(batch, columns, steps, observations, sources)

@@ -120,6 +120,14 @@ def test_transitions_are_the_episodes_whole_and_in_chunks(cls: Any, n_step: int)
         assert following - obs == n
 
 
+def test_sums_of_whole_rewards_are_no_whole_numbers() -> None:
+    buffer = EpisodeReplayBuffer(100, seed=1)
+    buffer.add(
+        SingleAgentEpisode(observations=[0, 1, 2], actions=[0, 0], rewards=[1, 1], len_lookback_buffer=0)
+    )
+    assert set(buffer.sample(50, n_step=2, gamma=0.5).columns["rewards"].tolist()) == {1.5, 1.0}
+
+
 def test_draws_are_uniform_and_follow_from_the_seed() -> None:
     first, second = EpisodeReplayBuffer(100, seed=5), EpisodeReplayBuffer(100, seed=5)
     for buffer in (first, second):
