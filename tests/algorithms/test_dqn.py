@@ -237,6 +237,8 @@ def test_masked_actions_are_never_explored() -> None:
     probabilities = module.forward_exploration({Columns.OBS: obs}, t=0)[Columns.ACTION_DIST_INPUTS].exp()
     assert probabilities[0, 1] == 0.0
     assert sorted(probabilities[0].tolist()) == pytest.approx([0.0, 0.45, 0.55])
+    values = module.forward_target({Columns.OBS: obs})["qf_preds"]
+    assert (values < -1e30).tolist() == [[False, True, False], [False] * 3], "an episode's end may allow none"
 
 
 def test_noisy_weights_are_factorised_and_learned() -> None:

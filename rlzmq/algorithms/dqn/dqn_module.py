@@ -193,7 +193,11 @@ class DefaultDQNModule(TorchRLModule, QNetAPI, TargetNetworkAPI, InferenceOnlyAP
             # Not a matrix product, which torch.autocast would round.
             q_BA = (probs_BAZ * self.atoms).sum(-1)
             outputs |= {"atoms": self.atoms, "qf_logits": q_BAZ, "qf_probs": probs_BAZ}
-        outputs["qf_preds"] = q_BA if mask is None else apply_action_mask(q_BA, mask)
+        if mask is not None:
+            # Where every action is forbidden, as often after an episode's last step, targets need a value all the same.
+            is_allowed = mask.reshape(q_BA.shape) != 0
+            q_BA = apply_action_mask(q_BA, is_allowed | ~is_allowed.any(-1, keepdim=True))
+        outputs["qf_preds"] = q_BA
         return outputs
 
     def _forward_train(self, batch: dict[str, Any], **kwargs: object) -> dict[str, Any]:
