@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import importlib
+import io
 import os
 import select
 import sys
@@ -109,6 +110,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         The exit code: 0 done, 2 usage, 69 peers unreachable, 70 internal error, 75 ended by SIGTERM, SIGHUP or SIGUSR1
         (a run can be resumed), 78 configuration error, 130 Ctrl-C, 141 the reader of the output has ended.
     """
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")  # of another encoding than UTF-8
     try:
         code = _main(arguments)
         print(end="", flush=True)  # nothing if the output was closed from the start

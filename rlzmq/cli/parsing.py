@@ -67,9 +67,9 @@ def parse(
     helps = {"-h", "--help", *(["--help-all"] if usual is not None else [])} & set(arguments)
     shown = with_field_help(kind, usual if helps and "--help-all" not in helps else None)
     if not helps:
-        complaint = io.StringIO()
+        complaint, drawn = io.StringIO(), io.TextIOWrapper(io.BytesIO(), "utf-8")  # tyro looks for this very name
         try:
-            with contextlib.redirect_stderr(complaint):
+            with contextlib.redirect_stderr(complaint), contextlib.redirect_stdout(drawn):
                 return typing.cast(
                     _Options, tyro.cli(shown, args=list(arguments), prog=prog, config=tyro_config())
                 )

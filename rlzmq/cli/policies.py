@@ -89,13 +89,14 @@ def place_of(options: CheckpointOptions, name: str, flag: str) -> Path:
     """Return the path for a file that is made of a checkpoint: in its run's directory, else in the checkpoint.
 
     Raises:
-        ConfigurationError: There is no such directory on this machine.
+        ConfigurationError: There is no checkpoint on this machine.
     """
-    from rlzmq.core.run_dir import run_of
+    from rlzmq.core.run_dir import checkpoints_at, run_of
 
-    if not options.checkpoint.is_dir():
+    if not checkpoints_at(options.checkpoint):
         raise ConfigurationError(
-            f"{options.checkpoint} holds no checkpoint on this machine. For one elsewhere, name a file with {flag}."
+            f"{options.checkpoint} holds no checkpoint on this machine. Expected a run or a checkpoint; for one in an "
+            f"object store, also name a file with {flag}."
         )
     return run_of(options.checkpoint) / name
 

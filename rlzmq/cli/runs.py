@@ -163,7 +163,8 @@ class PlotOptions:
     runs: tyro.conf.Positional[list[Path]]
     """Run directories, or directories of runs."""
     output: Annotated[Path | None, tyro.conf.arg(aliases=["-o"])] = None
-    """File to write: .png, .svg or .pdf (default: curve.png in the directory of the run or runs, if it is one)."""
+    """File to write (.png, .svg or .pdf), or directory for curve.png (default: that of the run or runs, if it is
+    one)."""
     x: Literal["steps", "time", "iterations"] = "steps"
     """The x axis: env steps, seconds or iterations (default: steps)."""
     y: str = "env_runners/episode_return_mean"
@@ -187,7 +188,11 @@ def plot(options: PlotOptions) -> int:
         raise ConfigurationError("where to write the curves of several directories? Add e.g. -o curve.png.")
     if options.iqm and options.each:
         raise ConfigurationError("--iqm draws a line for each directory, --each for each run: choose one.")
-    output = options.output or options.runs[0] / "curve.png"
+    output = options.output or options.runs[0]
+    if output.is_dir():
+        output /= "curve.png"
+    elif not output.suffix:
+        output = output.with_suffix(".png")
     if options.output is not None and not output.parent.is_dir():
         raise ConfigurationError(f"--output {output}: there is no directory {output.parent}.")
     places = {str(place): find_runs(place) for place in options.runs}

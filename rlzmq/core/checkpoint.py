@@ -419,7 +419,7 @@ def read_manifest(path: str | Path) -> dict[str, Any]:
     try:
         manifest = json.loads(_bytes_of(folder / _MANIFEST, _MAX_MANIFEST_BYTES))
         digest = _digest_of(manifest) if isinstance(manifest, dict) else ""
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         what = "is not a checkpoint: it has no " + _MANIFEST if folder.exists() else "does not exist"
         raise CheckpointError(f"{folder} {what}. Expected a run, or what save_to_path() wrote.") from None
     except (OSError, ValueError, RecursionError) as error:

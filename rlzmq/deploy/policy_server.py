@@ -148,7 +148,7 @@ def _plain(tree: Any) -> Any:
 def _listen(address: str, insecure: bool) -> socket.socket:
     host, (_, colon, port) = http_server.host_name(address), address.rpartition(":")
     if not host or not colon or not port.isdigit() or int(port) > 65535:
-        raise ConfigurationError(f"malformed address {address!r}: expected HOST:PORT, e.g. 127.0.0.1:8000")
+        raise ConfigurationError(f"malformed address {address!r}: expected HOST:PORT, port 0 to 65535")
     if host not in _LOOPBACK and not host.startswith("127.") and not insecure:
         raise ConfigurationError(
             f"refusing to serve HTTP on {address}: anyone who can read the traffic learns the token. Use a proxy with "

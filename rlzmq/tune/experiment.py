@@ -176,6 +176,7 @@ class Experiment:
 
     async def _open(self, runs_again: Callable[[EndedTrial], bool]) -> None:
         await self._open_study()
+        await self._on_store(self._study.check_space)
         await self._on_store(self._study.take_over_lost)
         await self._on_store(self._study.ensure_waiting, max(self._num_trials, 0))
         for ended in await self._on_store(self._study.ended):

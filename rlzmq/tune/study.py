@@ -21,6 +21,7 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, Literal
 
 from rlzmq.config.search_space import Function, SearchObject
@@ -134,6 +135,29 @@ class Study:
     def num_live(self) -> int:
         """Return how many entries are waiting or running."""
         return sum(not trial.state.is_finished() for trial in self._entries())
+
+    def check_space(self) -> None:
+        """Check that values are drawn from what the stored trials drew them from. Ranges may have other bounds.
+
+        Raises:
+            ConfigurationError: Choices differ, or the kind of a search object.
+        """
+        kinds = self._optuna.distributions
+        made = SimpleNamespace(
+            suggest_categorical=lambda path, *choices: kinds.CategoricalDistribution(*choices),
+            suggest_float=lambda path, *bounds, **how: kinds.FloatDistribution(*bounds, **how),
+            suggest_int=lambda path, *bounds, **how: kinds.IntDistribution(*bounds, **how),
+        )
+        stored = {path: kind for trial in self._entries() for path, kind in trial.distributions.items()}
+        for path, item in self._space.items():
+            if path in stored and not isinstance(item, Function):
+                try:
+                    kinds.check_distribution_compatibility(stored[path], suggest(made, path, item))
+                except ValueError:
+                    raise ConfigurationError(
+                        f"{path}={item!r}: the trials of this experiment drew it from {stored[path]}. Continue with the "
+                        "same choices, or give the search another name."
+                    ) from None
 
     # -- trials --------------------------------------------------------------------------------------------
 

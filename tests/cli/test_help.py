@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import re
 import shutil
 import subprocess
@@ -137,6 +138,16 @@ def test_a_run_says_what_it_starts_before_torch_is_imported(tmp_path: Path) -> N
     assert done.stdout.splitlines()[-1] == "starting    2 runners, 1 learner for CartPole-v1"
 
 
+@pytest.mark.parametrize("encoding", ["latin-1", "UTF-8"])
+def test_every_output_gets_readable_texts(
+    encoding: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(io.BytesIO(), encoding))
+    assert main(["--help"]) == 0
+    assert main(["stacks"]) == 2
+    assert capsys.readouterr().err.startswith("rlzmq stacks: missing: PATH")
+
+
 @pytest.mark.parametrize(
     ("arguments", "code", "text"),
     [
@@ -151,6 +162,8 @@ def test_a_run_says_what_it_starts_before_torch_is_imported(tmp_path: Path) -> N
         (["tune", "ppo", "--env", "CartPole-v1", "--lr", "1e-4:1e-2"], 78, "A range is LOW..HIGH"),
         (["train", "ppo", "--env-runner", "2"], 2, "there is no --env-runner. Did you mean '--env-runners'?"),
         (["evaluate", "/nowhere"], 78, "does not exist"),
+        (["evaluate", __file__], 78, "is not a checkpoint"),
+        (["serve", str(Path(__file__).parent)], 78, "holds no checkpoint"),
         (["ckpt", "ls", "/nowhere"], 78, "/nowhere does not exist"),
         (["replay", "/nowhere"], 78, "/nowhere does not exist: expected a recorded run"),
         (["inspect", "nowhere"], 78, "nowhere is neither a directory"),

@@ -69,6 +69,9 @@ def test_grid_points_and_random_values_of_a_function(run_config: tune.RunConfig)
     assert again.metrics == best.metrics
     with pytest.raises(ConfigurationError, match=r"tune\.Tuner\.restore"):
         tune.Tuner(score, param_space=space, run_config=run_config).fit()
+    space["x"] = tune.grid_search([1, 2, 3])
+    with pytest.raises(ConfigurationError, match=r"^x=.*same choices"):
+        tune.Tuner.restore(results.experiment_path, score, param_space=space).fit()
 
 
 def test_an_algorithm_with_search_objects_in_its_config(run_config: tune.RunConfig) -> None:
