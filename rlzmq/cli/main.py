@@ -51,7 +51,8 @@ __all__ = [
 
 _SUMMARY_CHARS = 300
 _LINES = "\n\t"  # an error's text may have several
-_CANNOT_STORE = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)  # no bug, whoever writes
+# No bug of rlzmq that writes.
+_CANNOT_STORE = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EISDIR)
 EXIT_USAGE = 2
 EXIT_UNREACHABLE = 69
 EXIT_INTERNAL = 70
@@ -172,7 +173,7 @@ def _guarded(command: str, arguments: list[str]) -> int:
     except BaseException as error:
         if isinstance(error, OptionsExit):
             return error.code if isinstance(error.code, int) else EXIT_USAGE
-        if isinstance(error, OSError) and error.errno in _CANNOT_STORE:
+        if isinstance(error, OSError) and error.errno in _CANNOT_STORE and not is_of_user(error):
             _print_with_notes(error)
             return EXIT_INTERNAL
         if isinstance(error, BrokenPipeError) and _has_no_reader():

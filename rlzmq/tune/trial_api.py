@@ -133,7 +133,7 @@ class RunningFunction:
             queue.SimpleQueue()
         )
         self._permits: queue.SimpleQueue[bool] = queue.SimpleQueue()
-        self._is_over = False
+        self._is_over, self._has_reported = False, False
         self._thread = threading.Thread(target=self._run, args=(function, config), name="trial", daemon=True)
 
     def _run(self, function: Callable[[Any], Any], config: TrialConfig) -> None:
@@ -141,6 +141,11 @@ class RunningFunction:
             returned = function(config)
             if isinstance(returned, Mapping):  # the function's last result
                 self._reports.put((dict(returned), False))
+            elif returned is not None and not self._has_reported:  # e.g. a generator, which has not run
+                raise ConfigurationError(
+                    f"the trial's function returned {returned!r} and reported nothing; expected a dict of metrics, or "
+                    "calls of tune.report({'score': …}) in it."
+                )
             self._reports.put(None)
         except TrialStopped:
             self._reports.put(None)
@@ -152,7 +157,11 @@ class RunningFunction:
 
         Raises:
             TrialStopped: The trial is stopped instead.
+            ConfigurationError: `metrics` is no dict.
         """
+        if not isinstance(metrics, Mapping):
+            raise ConfigurationError(f"tune.report({metrics!r}): expected a dict, e.g. {{'score': {metrics!r}}}.")
+        self._has_reported = True
         if checkpoint is not None:
             shutil.rmtree(self._stage, ignore_errors=True)
             shutil.copytree(checkpoint.path, self._stage)
@@ -215,7 +224,7 @@ def report(metrics: Mapping[str, Any], *, checkpoint: Checkpoint | None = None) 
         checkpoint: A directory with the trial's state. It is copied before this function returns.
 
     Raises:
-        ConfigurationError: Called outside of a trial.
+        ConfigurationError: Called outside of a trial, or `metrics` is no dict.
     """
     _running_function("report").report(metrics, checkpoint)
 

@@ -152,6 +152,8 @@ def test_a_full_disk_is_one_line_with_the_file_after_the_scores(
     captured = capsys.readouterr()
     assert captured.out.startswith("episodes 1  return mean ")
     assert captured.err == "rlzmq: [Errno 28] No space left on device: '/dev/full'\n"
+    assert main(["evaluate", str(strip), "--episodes", "1", "--json", str(strip)]) == 70
+    assert capsys.readouterr().err == f"rlzmq: [Errno 21] Is a directory: '{strip}'\n"
 
 
 @pytest.mark.filterwarnings("ignore:.*RGB-array rendering")

@@ -22,6 +22,7 @@ from rlzmq.tune.search import BasicVariantGenerator
 from rlzmq.tune.settings import settings_from_stored, stored_settings
 from rlzmq.tune.study import Study
 from rlzmq.tune.trial import read_results
+from rlzmq.tune.trial_api import RunningFunction, TrialContext, set_running_function
 from tests.support.runs import small
 from tests.support.warm_process import run_warm
 from tests.tune.trainables import Counter, meet_other_trial, note_loaded_weights, report_weights, score
@@ -170,6 +171,15 @@ def test_errors_are_collected_and_restarted_as_often_as_asked(run_config: tune.R
     )
     with pytest.raises(ValueError, match="as asked"):
         tune.Tuner(Counter, param_space=space, run_config=raising).fit()
+
+
+def test_a_function_whose_results_are_no_dicts_is_named(tmp_path: Path) -> None:
+    for wrong in (lambda config: (yield {"score": 3}), lambda config: tune.report(3)):  # type: ignore[arg-type]
+        running = RunningFunction(wrong, {}, TrialContext("", "", "", "", {}), None, tmp_path)
+        set_running_function(running)
+        with pytest.raises(ConfigurationError, match="expected a dict"):
+            running.step()
+        running.stop()
 
 
 _DRIVER = """
