@@ -32,7 +32,7 @@ from rlzmq.actors.system import ActorSystem
 from rlzmq.algorithms.algorithm import Algorithm
 from rlzmq.config.base_config import BaseConfig
 from rlzmq.config.plain import to_json
-from rlzmq.config.search_space import GridSearch, SearchObject, find_search_objects
+from rlzmq.config.search_space import GridSearch, SearchObject, find_search_objects, replace_values
 from rlzmq.core.call_watch import CallWatch
 from rlzmq.core.errors import ConfigurationError
 from rlzmq.core.files import opener
@@ -49,7 +49,7 @@ from rlzmq.tune.schedulers import (
     TrialScheduler,
     metric_and_mode,
 )
-from rlzmq.tune.search import BasicVariantGenerator, config_value, resolve, with_values
+from rlzmq.tune.search import BasicVariantGenerator, config_value, resolve
 from rlzmq.tune.settings import RunConfig, TuneConfig
 from rlzmq.tune.stopper import NoopStopper, make_stopper, missing_metrics
 from rlzmq.tune.study import Claim, EndedTrial, Study
@@ -258,7 +258,7 @@ class Experiment:
         if trial.checkpoints:
             trial.changes = dict(trial.checkpoints[-1].changes)
             trial.last_result = trial.checkpoints[-1].result
-        trial.config = with_values(trial.first_config, trial.changes)
+        trial.config = replace_values(trial.first_config, trial.changes)
         self._scheduler.on_trial_add(trial)
         return trial
 
@@ -411,7 +411,7 @@ class Experiment:
         """Make the trial continue from another trial's checkpoint; return its next decision."""
         source = decision.exploits
         assert source is not None
-        changed = with_values(with_values(trial.first_config, source.changes), decision.changes)
+        changed = replace_values(trial.first_config, {**source.changes, **decision.changes})
         iteration = trial.last_result["training_iteration"]
         result = trial.copy_checkpoint(source, decision.changes, self._run_config.checkpoint_config)
         if result is None:  # the source has not saved anything so far

@@ -21,14 +21,13 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, Literal
 
 from rlzmq.config.search_space import Function, SearchObject
 from rlzmq.core.errors import ConfigurationError
 from rlzmq.core.process import process_space, start_mark
 from rlzmq.telemetry.runs import Mode
-from rlzmq.tune.search import Searcher, draw, load_optuna, suggest
+from rlzmq.tune.search import Searcher, draw, load_optuna, random_trial, suggest
 
 if TYPE_CHECKING:
     from optuna.trial import FrozenTrial
@@ -142,21 +141,17 @@ class Study:
         Raises:
             ConfigurationError: Choices differ, or the kind of a search object.
         """
-        kinds = self._optuna.distributions
-        made = SimpleNamespace(
-            suggest_categorical=lambda path, *choices: kinds.CategoricalDistribution(*choices),
-            suggest_float=lambda path, *bounds, **how: kinds.FloatDistribution(*bounds, **how),
-            suggest_int=lambda path, *bounds, **how: kinds.IntDistribution(*bounds, **how),
-        )
+        check, now = self._optuna.distributions.check_distribution_compatibility, random_trial(0)
         stored = {path: kind for trial in self._entries() for path, kind in trial.distributions.items()}
         for path, item in self._space.items():
             if path in stored and not isinstance(item, Function):
+                suggest(now, path, item)
                 try:
-                    kinds.check_distribution_compatibility(stored[path], suggest(made, path, item))
+                    check(stored[path], now.distributions[path])
                 except ValueError:
                     raise ConfigurationError(
-                        f"{path}={item!r}: the trials of this experiment drew it from {stored[path]}. Continue with the "
-                        "same choices, or give the search another name."
+                        f"{path}={item!r}: the trials of this experiment drew it from {stored[path]}. Continue with "
+                        "the same choices, or give the search another name."
                     ) from None
 
     # -- trials --------------------------------------------------------------------------------------------

@@ -160,7 +160,9 @@ class RunningFunction:
             ConfigurationError: `metrics` is no dict.
         """
         if not isinstance(metrics, Mapping):
-            raise ConfigurationError(f"tune.report({metrics!r}): expected a dict, e.g. {{'score': {metrics!r}}}.")
+            raise ConfigurationError(
+                f"tune.report({metrics!r}): expected a dict, e.g. {{'score': {metrics!r}}}."
+            )
         self._has_reported = True
         if checkpoint is not None:
             shutil.rmtree(self._stage, ignore_errors=True)

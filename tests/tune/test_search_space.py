@@ -16,7 +16,7 @@ from rlzmq.config.search_space import (
     search_objects_in_tables,
 )
 from rlzmq.core.errors import ConfigurationError
-from rlzmq.tune.search import random_trial, resolve, suggest, value_of, with_values
+from rlzmq.tune.search import random_trial, resolve, suggest, value_of
 
 
 def drawn(search_object: Any, number: int = 300) -> list[Any]:
@@ -169,6 +169,6 @@ class _Plain:
 @pytest.mark.parametrize("path", ["env_config/own/size", "env_config/size", "no_setting"])
 def test_a_value_that_cannot_be_set_is_an_error(path: str) -> None:
     config = PPOConfig().environment("CartPole-v1", env_config={"own": _Plain(), "sizes": [1, 2]})
-    assert with_values(config, {"env_config/sizes/1": 5})["env_config"]["sizes"] == [1, 5]
+    assert replace_values(config, {"env_config/sizes/1": 5})["env_config"]["sizes"] == [1, 5]
     with pytest.raises(ConfigurationError, match=path):
-        with_values(config, {"env_config/sizes/1": 5, path: 4})
+        replace_values(config, {"env_config/sizes/1": 5, path: 4})

@@ -43,7 +43,6 @@ __all__ = [
     "resolve",
     "suggest",
     "value_of",
-    "with_values",
 ]
 
 
@@ -282,16 +281,6 @@ def config_value(config: TrialConfig, path: str) -> Any:
         except (KeyError, TypeError, IndexError, ValueError, AttributeError):
             raise ConfigurationError(f"The trial's config has no {path!r}.") from None
     return value
-
-
-def with_values(config: TrialConfig, changes: Mapping[str, Any]) -> TrialConfig:
-    """Return a copy of the config with some values replaced, given by path.
-
-    Raises:
-        ConfigurationError: The config has no such path, or a value is invalid.
-    """
-    changed: TrialConfig = replace_values(config, changes)
-    return changed
 
 
 def resolve(
