@@ -260,6 +260,13 @@ class Optimizers:
             schedule = self._schedules[setting, module_id] = Schedule(value_or_points, setting)
             self.coefficients[setting][module_id] = schedule.values[0]
 
+    def set_coefficients(self, setting: str, by_module: Mapping[str, float]) -> None:
+        """Restore a setting's values. A constant stays the configured one, as a constant learning rate does."""
+        for module_id, value in by_module.items():
+            schedule = self._schedules.get((setting, module_id))
+            if schedule is None or not schedule.is_constant:
+                self.coefficients[setting][module_id] = value
+
     def remove(self, module_id: str) -> None:
         """Remove a module's optimizers and coefficients."""
         self._by_module.pop(module_id, None)

@@ -231,8 +231,9 @@ class Snapshot:
         learner = self._learner
         learner.report.set_counters(counters)
         for setting, by_module in counters["coefficients"].items():
-            mine = learner.optimizers.coefficients[setting]
-            mine.update({m: float(value) for m, value in by_module.items() if m in learner.module})
+            learner.optimizers.set_coefficients(
+                setting, {m: float(value) for m, value in by_module.items() if m in learner.module}
+            )
         if learner.source.progress is not None and "source_progress" in counters:
             learner.source.progress.set_state(counters["source_progress"])
 

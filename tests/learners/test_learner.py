@@ -278,6 +278,15 @@ def test_a_constant_learning_rate_is_the_configured_one_from_the_first_update_af
     assert moved[1] > 100 * moved[0]
 
 
+@pytest.mark.parametrize(("entropy_coeff", "expected"), [(0.2, 0.2), ([(0, 0.3), (9, 0.1)], 0.0)])
+def test_a_constant_coefficient_is_the_configured_one_after_a_restore(
+    entropy_coeff: Any, expected: float
+) -> None:
+    learner = ppo_learner(ppo_config(entropy_coeff=entropy_coeff))
+    learner.set_state(ppo_learner().get_state())
+    assert learner.coefficients["entropy_coeff"] == {"default_policy": expected}
+
+
 def test_state_components_can_be_picked_and_misspelt_ones_are_refused() -> None:
     learner = square_learner("a", "b")
     beside = {"learner_connector", "metrics", "random", "extra"}
