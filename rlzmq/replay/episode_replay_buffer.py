@@ -577,6 +577,7 @@ class _GoalSettings(Protocol):
     n_step: int | tuple[int, int]
 
     def make_env(self) -> Any: ...
+    def build_env_to_module_connector(self, env: Any, spaces: dict[str, Any]) -> Any: ...
 
 
 class HindsightEpisodeReplayBuffer(EpisodeReplayBuffer):
@@ -617,14 +618,24 @@ class HindsightEpisodeReplayBuffer(EpisodeReplayBuffer):
         """Return a learner's buffer, with the reward of the config's environment.
 
         Raises:
-            ConfigurationError: The environment has no ``compute_reward``, or n_step is not 1.
+            ConfigurationError: The environment has no ``compute_reward``, or does not get the goals that are stored; or
+                n_step is not 1.
         """
         settings = cast(_GoalSettings, config)
         if settings.n_step != 1:
             raise ConfigurationError(
                 f"config.n_step={settings.n_step}: a sum of rewards belongs to the recorded goal. Set n_step=1."
             )
-        env = settings.make_env().unwrapped
+        wrapped = settings.make_env()
+        env, spaces = wrapped.unwrapped, (wrapped.observation_space, wrapped.action_space)
+        pipeline = settings.build_env_to_module_connector(None, {"__env_single__": spaces})
+        stored, own = (getattr(of, "spaces", {}) for of in (pipeline.stored_observation_space, spaces[0]))
+        if any(stored.get(name) != own.get(name) for name in (_GOAL, _ACHIEVED)):
+            raise ConfigurationError(
+                f"config.replay_buffer_config['type']={cls.__name__!r}: a piece of env_to_module_connector changes the "
+                f"stored goals to {stored.get(_GOAL)}, and compute_reward needs those of the environment, "
+                f"{own.get(_GOAL)}. Leave the piece out, or let it change the part 'observation' only."
+            )
         for name in ("compute_reward", "compute_terminated"):
             if hasattr(env, name):
                 arguments.setdefault(name, getattr(env, name))

@@ -21,6 +21,7 @@ from rlzmq import (
     ReplayBuffer,
     SingleAgentEpisode,
 )
+from rlzmq.connectors.env_to_module import MeanStdFilter
 from rlzmq.core.plain import from_plain, to_plain
 from rlzmq.episodes.episode_batch import EpisodeBatch
 from rlzmq.episodes.multi_agent_episode import MultiAgentEpisode
@@ -595,6 +596,9 @@ def test_other_goals_are_what_the_episode_achieves_later_and_their_rewards_are_t
 
 def test_a_run_trains_with_hindsight() -> None:
     kind = {"type": "HindsightEpisodeReplayBuffer", "capacity": 100}
+    filtered = config(**kind).env_runners(env_to_module_connector=lambda: MeanStdFilter())
+    with pytest.raises(ConfigurationError, match=r"the stored goals to Box\(-10.0"):
+        filtered.environment(FlipBits, env_config={"n": 4}).build()
     with config(**kind).environment(FlipBits, env_config={"n": 4}).build() as algo:
         assert algo.train()["learners"]["default_policy"]["qf_loss"] > 0
         batch = the_buffer(algo).sample(200)
