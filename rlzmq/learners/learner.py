@@ -43,6 +43,7 @@ from rlzmq.config.base_config import BaseConfig
 from rlzmq.connectors.defaults import add_estimator
 from rlzmq.connectors.learner.advantages import FORWARD_OUTPUTS, WholeBatchEstimator
 from rlzmq.core.checkpoint import Checkpointable
+from rlzmq.core.errors import ConfigurationError
 from rlzmq.core.metrics import MetricsLogger, ReducedMetrics
 from rlzmq.core.names import ALL_MODULES, LEARNER_PATH, NUM_ENV_STEPS_SAMPLED_LIFETIME
 from rlzmq.core.signatures import TellsUncalled, check_takes
@@ -61,6 +62,19 @@ from rlzmq.modules.saving import read_module_states
 from rlzmq.modules.weights import is_trainable
 
 __all__ = ["Learner", "TorchLearner"]
+
+# Settings that a module cannot have for itself, since the modules' rows come from one draw, or one clock.
+_OF_ALL_MODULES = (
+    "minibatch_size",
+    "n_step",
+    "num_epochs",
+    "replay_buffer_config",
+    "shuffle_batch_per_epoch",
+    "target_network_update_freq",
+    "tau",
+    "train_batch_size_per_learner",
+    "training_intensity",
+)
 
 # Random numbers of one update; an odd number as `numpy.random.PCG64.jumped` has it, so that updates are not correlated.
 _STREAM_LENGTH = 0x9E3779B97F4A7C15F39CC0605CEDC835
@@ -158,6 +172,7 @@ class Learner(TellsUncalled, Checkpointable):
             int(np.random.SeedSequence().generate_state(1)[0]) if config.seed is None else int(config.seed)
         )
         self._learner_connector: Any = None
+        self._estimator: WholeBatchEstimator | None = None
         self.source: BatchSource
         self.ranks: Ranks = Ranks(self, rank, num_ranks)
         self.optimizers: Optimizers = Optimizers()
@@ -593,13 +608,16 @@ class Learner(TellsUncalled, Checkpointable):
     def make_learner_connector(self, observation_space: gym.Space[Any], action_space: gym.Space[Any]) -> Any:
         """Return the config's learner pipeline with `make_estimator`'s piece. Algorithms that add others extend it."""
         pipeline = self.config.build_learner_connector(observation_space, action_space, self.device)
-        estimator = self.make_estimator()
+        estimator = self._estimator = self.make_estimator()
         if estimator is not None and self.config.add_default_connectors_to_learner_pipeline:
             add_estimator(pipeline, estimator)
         return pipeline
 
     def make_estimator(self) -> WholeBatchEstimator | None:
-        """Return the last piece of the learner pipeline, which adds advantages or value targets; by default None."""
+        """Return the last piece of the learner pipeline, which adds advantages or value targets; by default None.
+
+        It is also called for each module with settings of its own, which are then in ``self.config``.
+        """
         return None
 
     @classmethod
@@ -626,7 +644,23 @@ class Learner(TellsUncalled, Checkpointable):
             check_training_outputs(module, with_values=ValueFunctionAPI in self.rl_module_required_apis())
         self._execution.prepare(module)
         config = self._configs[module_id] = self.config.get_config_for_module(module_id)
+        for name in _OF_ALL_MODULES:
+            if config.get(name) != self.config.get(name):
+                raise ConfigurationError(
+                    f"config.algorithm_config_overrides_per_module[{module_id!r}]: {name}={config.get(name)!r} has no "
+                    f"effect, since all modules have the same, {self.config.get(name)!r}. Leave it out here."
+                )
+        if self._estimator is not None:
+            self._estimator.of_modules[module_id] = self._estimator_of(config)
         self.optimizers.schedule(module_id, {name: getattr(config, name) for name in self.scheduled_settings})
+
+    def _estimator_of(self, config: BaseConfig) -> WholeBatchEstimator | None:
+        """Return the piece of `make_estimator` with a module's settings; None: it has no others."""
+        mine, self.config = self.config, config
+        try:
+            return None if config is mine else self.make_estimator()
+        finally:
+            self.config = mine
 
     def config_for_module(self, module_id: str) -> BaseConfig:
         """Return the config with the module's own overrides."""

@@ -239,7 +239,7 @@ class LearnerReport:
         return self._logged
 
     def means(self, num_last: int) -> dict[str, dict[str, float]]:
-        """Return module id → name → mean over the last `num_last` logged values (or all, if fewer).
+        """Return module id → name → mean over the values of the last `num_last` minibatches (or all, if fewer).
 
         What was logged before the last `begin`, and not since then, has the values of that time.
         """
@@ -248,15 +248,20 @@ class LearnerReport:
             means = result[module_id] = {}
             for name, values in (self._earlier[module_id] | dict(by_name)).items():
                 if not isinstance(values[0], tuple):
-                    means[name] = _mean_of(values[-num_last:])
+                    means[name] = _mean_of(values[-self.num_of_last(module_id, num_last) :])
         return result
 
+    def num_of_last(self, module_id: str, num_last: int) -> int:
+        """Return how many of the last `num_last` minibatches have a module, which may have fewer rows than others."""
+        most = max(self.num_steps_due.values(), default=0)
+        return max(1, -(-num_last * self.num_steps_due[module_id] // most)) if most else num_last
+
     def mean(self, name: str, num_last: int) -> dict[str, float]:
-        """Return module id → mean over the last `num_last` values of this update, if there are some."""
+        """Return module id → mean over the last `num_last` minibatches of this update, if it was logged."""
         means: dict[str, float] = {}
         for module_id, by_name in self.logged().items():
             if name in by_name:
-                means[module_id] = _mean_of(by_name[name][-num_last:])
+                means[module_id] = _mean_of(by_name[name][-self.num_of_last(module_id, num_last) :])
         return means
 
     def forget(self) -> None:

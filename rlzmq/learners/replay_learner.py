@@ -109,6 +109,7 @@ class EpisodeReplay(BatchSource):
         burn_ins: The burn-in of each stateful module, by id. Their batches are sequences; those of others are
             transitions.
         is_trained: Function of a module's id: whether batches may have its steps.
+        gammas: γ by module, where it is not that of the options.
     """
 
     keeps_data = True
@@ -127,6 +128,7 @@ class EpisodeReplay(BatchSource):
         self.batch_size: int = batch_size
         self.burn_ins: Mapping[str, BurnIn] = {}
         self.is_trained: Callable[[str], bool] = lambda module_id: True
+        self.gammas: Mapping[str, float] = {}
         self.uses_priorities: bool = type(buffer).update_priorities is not ReplayBuffer.update_priorities
         self.options: dict[str, Any] = options
         self._beta = Schedule(options["beta"], "beta") if "beta" in options else None
@@ -163,6 +165,8 @@ class EpisodeReplay(BatchSource):
         """Draw items from the steps of one module: a batch, or up to `most` if the buffer can draw them at once."""
         burn_in = self.burn_ins.get(module_id)
         options = {**self.options, "rng": rng, **({} if burn_in is None else burn_in.options)}
+        if module_id in self.gammas:
+            options["gamma"] = self.gammas[module_id]
         if self._beta is not None:
             options["beta"] = self._beta.value(self.progress.num_sampled)
         samples = self.buffer.draw(module_id, num_items, num_samples=most, **options)
@@ -290,6 +294,7 @@ class ReplayLearner(TargetNetworkLearner):
     def _keep_modules(self, source: EpisodeReplay) -> None:
         """Store the steps of the modules that can be trained, those of stateful ones with states."""
         source.burn_ins = self._burn_ins()
+        source.gammas = {module_id: self.config_for_module(module_id).gamma for module_id in self.module}
         if source.buffer.divides_by_module:
             source.buffer.keeps_extra_model_outputs = source.burn_ins.keys()
             source.buffer.keep_modules([m for m, module in self.module.items() if is_trainable(module)])

@@ -70,6 +70,7 @@ class TargetNetworkUpdates(TorchLearner):
         super().__init__(**kwargs)
         self.num_target_updates: int = 0
         self.last_target_update_ts: int = 0
+        self._trained_since: set[str] = set()
         # By module. Listing them takes longer than an update of small networks.
         self._tensors: defaultdict[str, StructureCache[_Tensors]] = defaultdict(
             lambda: StructureCache(_tensors_of)
@@ -80,16 +81,20 @@ class TargetNetworkUpdates(TorchLearner):
         self._tensors.clear()
 
     def update_targets_if_due(self, num_env_steps: int, period: int) -> None:
-        """Update the target networks of the trained modules if `period` env steps have passed since the last update.
+        """Update the target networks if `period` env steps have passed since the last update.
+
+        They are those of the modules that were trained since then.
 
         Args:
             num_env_steps: Current lifetime env steps.
             period: Env steps, >= 0.
         """
+        self._trained_since.update(self.trained_module_ids)
         if num_env_steps - self.last_target_update_ts < period:
             return
-        for module_id in self.trained_module_ids:
-            module = self.module[module_id]
+        due, self._trained_since = self._trained_since, set()
+        for module_id in due:
+            module = self.module.get(module_id)
             if isinstance(module, TargetNetworkAPI):
                 networks = chain.from_iterable(module.get_target_network_pairs())
                 sources, copies, buffers = self._tensors[module_id].of(networks)
@@ -116,12 +121,14 @@ class TargetNetworkUpdates(TorchLearner):
             **super().get_extra_state(),
             "num_target_updates": self.num_target_updates,
             "last_target_update_ts": self.last_target_update_ts,
+            "trained_since": sorted(self._trained_since),
         }
 
     def set_extra_state(self, state: Mapping[str, Any]) -> None:
         super().set_extra_state(state)
         self.num_target_updates = int(state["num_target_updates"])
         self.last_target_update_ts = int(state["last_target_update_ts"])
+        self._trained_since = set(state.get("trained_since", ()))
 
 
 class TargetNetworkLearner(TargetNetworkUpdates):

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 
+from rlzmq import DQNConfig, PPOConfig
 from rlzmq.algorithms.ppo.ppo_learner import PPOLearner
 from rlzmq.connectors.connector_v2 import ConnectorV2
 from rlzmq.core.errors import ConfigurationError
@@ -17,6 +18,7 @@ from rlzmq.episodes.columns import Columns
 from rlzmq.episodes.episode_batch import EpisodeBatch
 from rlzmq.episodes.multi_agent_episode import MultiAgentEpisode
 from rlzmq.learners.learner import TorchLearner
+from rlzmq.learners.learner_report import LearnerReport
 from rlzmq.modules.multi_rl_module import MultiRLModule
 from rlzmq.modules.multi_rl_module_spec import MultiRLModuleSpec
 from rlzmq.modules.rl_module import SelfSupervisedLossAPI, TorchRLModule
@@ -32,14 +34,14 @@ def module_of(agent_id: str, episode: Any = None) -> str:
     return "second" if agent_id == "c" else "first"
 
 
-def learner_and_episodes() -> tuple[PPOLearner, list[MultiAgentEpisode]]:
+def config_of(config_class: Any = PPOConfig, **settings: Any) -> Any:
     """Agents are born, wait and die at random."""
-    config = small(
-        env=RestlessAgentsEnv,
-        num_envs_per_env_runner=3,
-        policies=["first", "second"],
-        policy_mapping_fn=module_of,
-    )
+    agents: dict[str, Any] = {"policies": ["first", "second"], "policy_mapping_fn": module_of}
+    return small(config_class, RestlessAgentsEnv, num_envs_per_env_runner=3, **agents, **settings)
+
+
+def learner_and_episodes() -> tuple[PPOLearner, list[MultiAgentEpisode]]:
+    config = config_of()
     runner = MultiAgentEnvRunner(config=config)
     episodes = [episode.to_numpy() for episode in runner.sample(num_timesteps=60)]
     runner.stop()
@@ -103,6 +105,44 @@ def test_each_module_is_trained_on_its_agents_steps() -> None:
     assert results["__all_modules__"]["num_env_steps_trained"] == sum(map(len, given))
     assert results["__all_modules__"]["num_module_steps_trained"] == sum(steps.values())
     assert np.isfinite(results["second"]["policy_loss"])
+
+
+def test_a_module_has_its_own_gamma_and_no_settings_that_all_have_in_common() -> None:
+    def of_second(**settings: Any) -> Any:
+        return {"algorithm_config_overrides_per_module": {"second": settings}}
+
+    learner, given = learner_and_episodes()
+    others = [config_of(**made).build_learner() for made in (of_second(gamma=0.5), {"gamma": 0.5})]
+    plain, mixed, half = (one.prepare(given).columns for one in (learner, *others))
+    for m, expected in (("first", plain), ("second", half)):
+        assert torch.equal(mixed[m][Columns.VALUE_TARGETS], expected[m][Columns.VALUE_TARGETS])
+    with pytest.raises(ConfigurationError, match=r"'second'\]: num_epochs=3 has no effect.* the same, 1"):
+        config_of(**of_second(num_epochs=3)).build_learner()
+    replay = config_of(DQNConfig, **of_second(gamma=0.5))
+    assert replay.build_learner().source.gammas == {"first": 0.99, "second": 0.5}
+
+
+def test_an_epoch_has_fewer_minibatches_of_a_module_with_fewer_rows() -> None:
+    report = LearnerReport()
+    for number in range(12):  # three epochs
+        for m in ("first", "second") if number % 4 == 3 else ("first",):
+            report.num_steps_due[m] += 1
+            report.log(m, {"kl": float(number)})
+    assert report.mean("kl", 4) == {"first": (8 + 9 + 10 + 11) / 4, "second": 11.0}
+    assert report.means(4) == {m: {"kl": kl} for m, kl in report.mean("kl", 4).items()}
+
+
+def test_target_networks_follow_each_module_that_was_trained_since_they_last_did() -> None:
+    learner: Any = config_of(DQNConfig, tau=0.5).build_learner()
+    pairs = {m: module.get_target_network_pairs()[0] for m, module in learner.module.items()}
+    for trained, num_env_steps in [("first", 5), ("second", 20), ("second", 40)]:
+        for main, _ in pairs.values():
+            next(main.parameters()).data += 1.0
+        learner.trained_module_ids = [trained]
+        learner.update_targets_if_due(num_env_steps, 10)
+    for m, behind in (("first", 2.0), ("second", 1.0)):
+        main, target = (next(network.parameters()).data for network in pairs[m])
+        assert torch.allclose(main - target, torch.tensor(behind))
 
 
 def test_a_column_beside_the_modules_is_an_error() -> None:

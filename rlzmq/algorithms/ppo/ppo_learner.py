@@ -226,7 +226,8 @@ class PPOLearner(TorchLearner):
     def _last_epoch(self, module_id: str) -> _Rows | None:
         """Return a module's rows of the last epoch so far that was kept; None if there are none."""
         logged = self.report.logged().get(module_id, {})
-        parts: list[_Rows] = logged.get(_ROWS, [])[-self.num_minibatches_per_epoch :]
+        num = self.report.num_of_last(module_id, self.num_minibatches_per_epoch)
+        parts: list[_Rows] = logged.get(_ROWS, [])[-num:]
         if not parts:
             return None
         columns: list[Any] = []

@@ -93,6 +93,7 @@ class WholeBatchEstimator(ConnectorV2):
     Attributes:
         reads: Additional float columns of the batch that `estimate` needs.
         adds: Outputs of `evaluate` that become columns as they are, tensors ``[B, ...]`` (``[B, T, ...]``).
+        of_modules: Module id → the estimator with its own settings; None, or no entry: this one.
         uses_forward_train: Whether `evaluate` needs the outputs of the module's `forward_train`. An update with one
             minibatch per batch then computes its loss from the same outputs, without a second pass.
     """
@@ -101,6 +102,10 @@ class WholeBatchEstimator(ConnectorV2):
     reads: tuple[str, ...] = ()
     adds: tuple[str, ...] = ()
     uses_forward_train: bool = False
+
+    def __init__(self, input_observation_space: Any = None, input_action_space: Any = None) -> None:
+        super().__init__(input_observation_space, input_action_space)
+        self.of_modules: dict[Any, WholeBatchEstimator | None] = {}
 
     @abc.abstractmethod
     def evaluate(
@@ -261,7 +266,7 @@ class WholeBatchEstimator(ConnectorV2):
         is_step[extra] = False
         flat = ChunkRows(values, terminated, truncated, lengths, extra, is_step)
         device = getattr(next(iter(outputs.values())), "device", None)
-        for name, result in self.estimate(flat).items():
+        for name, result in (self.of_modules.get(module_id) or self).estimate(flat).items():
             padded = result if real is None else split_and_zero_pad(result, lengths, shape[1])
             columns[name] = to_tensor(padded, device)
 
