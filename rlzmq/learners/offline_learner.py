@@ -567,6 +567,10 @@ class OfflineLearner(TorchLearner):
                 f"{most:g}. {advice}."
             )
 
+    def num_env_steps_lifetime(self) -> int:
+        """Return the env steps trained so far, before this minibatch: an update may have any number of them."""
+        return self.report.num_env_steps_of_all_ranks_lifetime + self.report.num_env_steps
+
     def after_gradient_based_update(self, *, timesteps: Mapping[str, Any]) -> None:
         """Log how much of the data was used."""
         super().after_gradient_based_update(timesteps=timesteps)

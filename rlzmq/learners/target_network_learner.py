@@ -182,7 +182,11 @@ class TargetNetworkLearner(TargetNetworkUpdates):
         super().apply_gradients(gradients_dict)
         period = cast(_TargetNetworkSettings, self.config).target_network_update_freq
         if self.updates_targets():
-            self.update_targets_if_due(int(self.timesteps.get(NUM_ENV_STEPS_SAMPLED_LIFETIME, 0)), period)
+            self.update_targets_if_due(self.num_env_steps_lifetime(), period)
+
+    def num_env_steps_lifetime(self) -> int:
+        """Return the lifetime env steps by which target networks are due."""
+        return int(self.timesteps.get(NUM_ENV_STEPS_SAMPLED_LIFETIME, 0))
 
     def updates_targets(self) -> bool:
         """Return whether target networks may follow this minibatch's step; called after it. Override to delay them."""

@@ -148,6 +148,14 @@ def test_the_better_of_the_recorded_actions_are_learned(algorithm: str, data: Pa
     assert all(np.isfinite(value) for value in values.values())
 
 
+def test_target_networks_follow_the_steps_that_an_update_trains(data: Path) -> None:
+    config = offline("iql", data, train_batch_size_per_learner=4, target_network_update_freq=12)
+    learner: Any = config.offline_data(dataset_num_iters_per_learner=10).build_learner()
+    for updates in (3, 6):
+        learner.update(episodes=[])
+        assert learner.num_target_updates == updates
+
+
 SCHEDULE = {"lr": [(0, 1e-2), (5000, 1e-4)]}
 OF: dict[str, dict[str, Any]] = {
     "bc": SCHEDULE,
