@@ -93,6 +93,14 @@ def test_the_loss_is_the_papers(settings: dict[str, Any]) -> None:
     assert ("vf_loss" in results) == config.use_critic
 
 
+def test_without_a_critic_advantages_are_discounted_returns() -> None:
+    settings = {"use_critic": False, "use_gae": False, "gamma": 0.5, "standardize_advantages": "minibatch"}
+    columns = ppo_learner(ppo_config(**settings)).prepare(episode_batch(6, 6)).columns["default_policy"]
+    rewards, advantages = columns[Columns.REWARDS].view(2, 6), columns[Columns.ADVANTAGES].view(2, 6)
+    for t in range(6):
+        assert torch.allclose(advantages[:, t], (rewards[:, t:] * 0.5 ** torch.arange(6 - t)).sum(1))
+
+
 @pytest.mark.parametrize(("kl_target", "factor"), [(1e-9, 1.5), (1e9, 0.5)])
 def test_the_kl_coefficient_aims_at_its_target(kl_target: float, factor: float) -> None:
     learner = ppo_learner(ppo_config(kl_target=kl_target, kl_coeff=0.2))

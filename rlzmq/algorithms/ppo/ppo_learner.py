@@ -151,13 +151,14 @@ class PPOLearner(TorchLearner):
         return [ValueFunctionAPI]
 
     def make_estimator(self) -> GeneralAdvantageEstimation:
-        """Return GAE. Without ``config.use_gae``, advantages are discounted returns minus the values (λ = 1)."""
+        """Return GAE. Without ``config.use_gae``, advantages are discounted returns minus values (λ = 1), if any."""
         config = self.config
         return GeneralAdvantageEstimation(
             gamma=config.gamma,
             lambda_=config.lambda_ if config.use_gae else 1.0,
             standardize=config.standardize_advantages,
             keeps_values=config.vf_clip_change is not None,
+            use_critic=config.use_critic,
         )
 
     def compute_loss_for_module(

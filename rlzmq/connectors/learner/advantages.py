@@ -384,6 +384,7 @@ class GeneralAdvantageEstimation(WholeBatchEstimator):
             extra row of each chunk, whose advantage reaches into the next chunk of the batch, as in RLlib. "minibatch":
             none; the loss standardizes each minibatch.
         keeps_values: Whether to add the value predictions, too, as ``vf_preds``.
+        use_critic: Whether to use the module's values; otherwise they count as 0.
     """
 
     def __init__(
@@ -395,17 +396,21 @@ class GeneralAdvantageEstimation(WholeBatchEstimator):
         lambda_: float,
         standardize: Literal["real_steps", "as_rllib", "minibatch"] = "real_steps",
         keeps_values: bool = False,
+        use_critic: bool = True,
     ) -> None:
         super().__init__(input_observation_space, input_action_space)
         self.gamma = gamma
         self.lambda_ = lambda_
         self.standardize = standardize
         self.keeps_values = keeps_values
+        self.use_critic = use_critic
 
     def evaluate(
         self, module: Any, columns: dict[str, Any], fwd_out: dict[str, Any]
     ) -> dict[str, torch.Tensor]:
-        return {Columns.VF_PREDS: module.compute_values(columns)}
+        rewards = columns[Columns.REWARDS]
+        values = module.compute_values(columns) if self.use_critic else rewards.new_zeros(rewards.shape)
+        return {Columns.VF_PREDS: values}
 
     def estimate(self, rows: ChunkRows) -> dict[str, npt.NDArray[np.float32]]:
         values_N, rewards_N = rows.columns[Columns.VF_PREDS], rows.columns[Columns.REWARDS]
