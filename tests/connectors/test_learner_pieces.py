@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 from typing import Any
 
-import gymnasium as gym
 import numpy as np
 import pytest
 import torch
@@ -88,21 +87,6 @@ def test_returns_to_go_sum_discounted_rewards_to_the_chunks_end() -> None:
     batch = call(ComputeReturnsToGo(gamma=0.5), episodes)
     assert batch["returns_to_go"][(episodes[0].id_,)][0].tolist() == [1 + 0.5 * (2 + 0.5 * 3), 2 + 0.5 * 3, 3]
     assert batch["returns_to_go"][(episodes[2].id_,)][0].tolist() == [3]
-
-
-def test_the_learner_sees_the_frames_that_the_module_saw() -> None:
-    space = gym.spaces.Box(-99, 99, (2, 2, 1))
-    frames = [np.full((2, 2, 1), i + 1, np.float32) for i in range(5)]
-    episode = SingleAgentEpisode(
-        observations=frames, actions=[0] * 4, rewards=[0.0] * 4, len_lookback_buffer=1, t_started=1
-    ).to_numpy()
-    shared_data: dict[str, Any] = {}
-    batch = call(FrameStackingLearner(space, num_frames=3), [episode], shared_data=shared_data)
-    stacked = batch["obs"][(episode.id_,)][0]
-    assert stacked.shape == (3, 2, 2, 3)
-    assert stacked[:, 0, 0].tolist() == [[0, 1, 2], [1, 2, 3], [2, 3, 4]]
-    call(AddNextObservationsFromEpisodesToTrainBatch(), [episode], batch, shared_data=shared_data)
-    assert batch["new_obs"][(episode.id_,)][0][:, 0, 0].tolist() == [[1, 2, 3], [2, 3, 4], [3, 4, 5]]
 
 
 @pytest.mark.parametrize("numpy", [False, True])

@@ -301,14 +301,6 @@ def test_zip_with_batch_column_pairs_the_kth_item_with_the_kth_episode_of_a_key(
     assert [item for _, item in pairs] == ["first", "second", "third"]
 
 
-def test_items_are_collected_by_episode_id() -> None:
-    batch: dict[str, Any] = {}
-    episode = make_episode(1)
-    ConnectorV2.add_batch_item(batch, "c", 5, episode)
-    ConnectorV2.add_batch_item(batch, "c", 6, single_agent_episode=episode)
-    assert batch == {"c": {(episode.id_,): [5, 6]}}
-
-
 def test_items_of_an_agent_are_collected_by_multi_agent_episode_agent_and_module() -> None:
     batch: dict[str, Any] = {}
     in_episode = SingleAgentEpisode(id_="S", agent_id="A", module_id="M", multi_agent_episode_id="E")

@@ -73,28 +73,6 @@ def test_env_runners_get_a_time_axis_and_states_without_one() -> None:
     assert shared_data["_added_single_ts_time_rank"] is True
 
 
-def test_chunks_become_zero_padded_sequences_that_never_share_a_row() -> None:
-    episodes = [make_episode(n, offset=10 * n, extras={"state_out": states(n)}) for n in (4, 2, 3)]
-    columns = train_batch(episodes)
-    assert columns["obs"].shape == (4, 3, 2)
-    assert columns["obs"][:, :, 0].tolist() == [[40, 41, 42], [43, 0, 0], [20, 21, 0], [30, 31, 32]]
-    assert columns["seq_lens"].tolist() == [3, 1, 2, 3]
-    assert columns["loss_mask"].tolist() == [
-        [True] * 3,
-        [True, False, False],
-        [True, True, False],
-        [True] * 3,
-    ]
-    assert columns["state_in"]["h"][:, 0].tolist() == [100, 2, 100, 100]
-    assert "state_out" not in columns
-
-
-def test_a_state_stored_with_the_chunk_comes_first() -> None:
-    episode = make_episode(2, t_started=5, extras={"state_out": states(2)})
-    episode.initial_state = {"h": np.full(2, 7.0, np.float32)}
-    assert train_batch([episode])["state_in"]["h"].tolist() == [[7, 7]]
-
-
 def test_an_unknown_first_state_is_an_error_that_says_what_to_set() -> None:
     episode = make_episode(2, t_started=5, extras={"state_out": states(2)})
     with pytest.raises(ValueError, match=r"starts at t=5.*episode_lookback_horizon=1"):
