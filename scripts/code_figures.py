@@ -57,13 +57,17 @@ class Facts(NamedTuple):
     imports: list[Import]
     annotations: list[tuple[int, str, str]]
     """Line, name and annotation of each annotated parameter, result and variable."""
+    lines: int
+    """Those that are not a docstring's."""
 
 
 @functools.cache
 def facts(path: Path) -> Facts:
     """Return the facts of a file, which is parsed once."""
-    found = Facts([], [])
-    ahead: list[tuple[ast.AST, bool]] = [(ast.parse(path.read_text(encoding="utf-8")), False)]
+    text = path.read_text(encoding="utf-8")
+    found = Facts([], [], 0)
+    lines = text.count("\n")
+    ahead: list[tuple[ast.AST, bool]] = [(ast.parse(text), False)]
     while ahead:
         node, in_function = ahead.pop()
         if isinstance(node, ast.Import):
@@ -73,16 +77,27 @@ def facts(path: Path) -> Facts:
         elif isinstance(node, ast.ImportFrom):
             names = tuple(alias.name for alias in node.names)
             found.imports.append(Import(node.lineno, node.module or "", names, node.level > 0, in_function))
-        elif isinstance(node, ast.arg) and node.annotation is not None:
-            found.annotations.append((node.lineno, node.arg, ast.unparse(node.annotation)))
         elif isinstance(node, ast.AnnAssign):
             found.annotations.append((node.lineno, ast.unparse(node.target), ast.unparse(node.annotation)))
         elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             in_function = True
+            for each in ast.walk(node.args):
+                if isinstance(each, ast.arg) and each.annotation is not None:
+                    found.annotations.append((each.lineno, each.arg, ast.unparse(each.annotation)))
             if node.returns is not None:
                 found.annotations.append((node.lineno, f"{node.name}()", ast.unparse(node.returns)))
-        ahead += [(child, in_function) for child in ast.iter_child_nodes(node)]
-    return found
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+            lines -= _docstring_lines(node)
+        for block in ("body", "orelse", "finalbody", "handlers", "cases"):  # only statements matter
+            ahead += [(child, in_function) for child in getattr(node, block, ())]
+    return found._replace(lines=lines)
+
+
+def _docstring_lines(node: ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef) -> int:
+    """Return the number of lines of the docstring, 0 without one."""
+    if ast.get_docstring(node, clean=False) is None:
+        return 0
+    return (node.body[0].end_lineno or node.body[0].lineno) - node.body[0].lineno + 1
 
 
 def share_of_any(package: Path = PACKAGE) -> float:
@@ -134,33 +149,12 @@ def imports_in_functions(package: Path = PACKAGE) -> int:
     )
 
 
-def code_lines(path: Path) -> int:
-    """Return the number of lines of a file that are not a docstring's."""
-    text = path.read_text(encoding="utf-8")
-    num = text.count("\n")
-    ahead: list[ast.AST] = [ast.parse(text)]
-    while ahead:
-        node = ahead.pop()
-        ahead += [
-            child for child in ast.iter_child_nodes(node) if isinstance(child, ast.stmt | ast.excepthandler)
-        ]
-        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
-            first = node.body[0] if node.body else None
-            if (
-                isinstance(first, ast.Expr)
-                and isinstance(first.value, ast.Constant)
-                and isinstance(first.value.value, str)
-            ):
-                num -= (first.end_lineno or first.lineno) - first.lineno + 1
-    return num
-
-
 def lines_by_package(package: Path = PACKAGE) -> dict[str, int]:
     """Return the lines of each package below `package`; ``top`` are the files beside them."""
     lines: Counter[str] = Counter()
     for path in modules(package).values():
         parts = path.relative_to(package).parts
-        lines[parts[0] if len(parts) > 1 else "top"] += code_lines(path)
+        lines[parts[0] if len(parts) > 1 else "top"] += facts(path).lines
     return dict(sorted(lines.items()))
 
 
@@ -259,7 +253,7 @@ def figures() -> dict[str, dict[str, float]]:
         },
         "docs": {"words": words_of_docs()},
         "user": {"flags_of_train_help": flags_of_help(), "core_distributions": len(core_distributions())},
-        "tests": {"lines": sum(code_lines(path) for path in (ROOT / "tests").rglob("*.py"))},
+        "tests": {"lines": sum(facts(path).lines for path in (ROOT / "tests").rglob("*.py"))},
         "spine": {
             "files": len(files),
             "functions": len(functions),

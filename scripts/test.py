@@ -39,8 +39,9 @@ def main() -> int:
 
 
 def _start(*command: str | Path) -> subprocess.Popen[bytes]:
-    """Start a command whose output is kept for later."""
-    return subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+    """Start a command whose output is kept for later, in the time that the tests leave."""
+    nice = () if os.name == "nt" else ("nice",)
+    return subprocess.Popen([*nice, *command], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
 
 
 def _tests(python: Path, arguments: list[str]) -> Iterator[int]:

@@ -88,12 +88,6 @@ def scale(options: ScaleOptions) -> int:
     counts = {name: count for name, count in asked.items() if count is not None}
     if not counts or min(counts.values()) < 0:
         raise ConfigurationError(f"expected --env-runners or --learners, 0 or more, got {counts or 'none'}")
-    if not (options.run / "jobs" / "roles.json").exists():
-        raise ConfigurationError(
-            f"{options.run} was not started with --on. To add runners to a run that listens: rlzmq runner --join FILE "
-            "--env-runners N. Otherwise end it with Ctrl-C (it saves a checkpoint), and continue with "
-            f"rlzmq train ALGORITHM --resume {options.run} --env-runners N."
-        )
     jobs = Jobs.of_run(options.run)
     engine = engine_of(jobs)
     if not engine.living("head"):

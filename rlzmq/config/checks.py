@@ -22,6 +22,19 @@ __all__ = [
 
 _Config = TypeVar("_Config", bound=ConfigValues)
 
+# Settings that a module cannot have for itself, since the modules' rows come from one draw, or one clock.
+_OF_ALL_MODULES = (
+    "minibatch_size",
+    "n_step",
+    "num_epochs",
+    "replay_buffer_config",
+    "shuffle_batch_per_epoch",
+    "target_network_update_freq",
+    "tau",
+    "train_batch_size_per_learner",
+    "training_intensity",
+)
+
 # Evaluation always uses the modules of the run: an evaluation config's values of these settings are ignored.
 _MODULES = ("policies", "rl_module_spec", "model_config", "algorithm_config_overrides_per_module")
 
@@ -182,7 +195,14 @@ class DerivedValues(ConfigValues):
             new = self.copy(copy_frozen=False)
             vars(new)["algorithm_config_overrides_per_module"] = {}
             where = f"algorithm_config_overrides_per_module[{module_id!r}]"
-            cached[module_id] = _with(new, overrides, where)
+            new = _with(new, overrides, where)
+            for name in _OF_ALL_MODULES:
+                if new.get(name) != self.get(name):
+                    raise ConfigurationError(
+                        f"config.{where}: {name}={new.get(name)!r} has no effect, since all modules have the same, "
+                        f"{self.get(name)!r}. Leave it out here."
+                    )
+            cached[module_id] = new
         return cached[module_id]
 
     def get_evaluation_config_object(self) -> Self:

@@ -98,12 +98,19 @@ class Jobs(BaseModel):
     @classmethod
     def of_run(cls, run_dir: Path) -> Jobs:
         """Return what was started for a run."""
+        path = run_dir / _ROLES
         try:
-            return cls.model_validate_json((run_dir / _ROLES).read_text(encoding="utf-8"))
-        except (OSError, ValueError) as error:
+            return cls.model_validate_json(path.read_text(encoding="utf-8"))
+        except FileNotFoundError:
+            if not run_dir.is_dir():
+                raise ConfigurationError(f"{run_dir} does not exist: expected a run's directory.") from None
             raise ConfigurationError(
-                f"{run_dir} was not started with --on ENGINE ({error}): Ctrl-C ends it, --resume continues it."
+                f"{run_dir} was not started with --on. To add runners to a run that listens: rlzmq runner --join FILE "
+                "--env-runners N. Otherwise end it with Ctrl-C (it saves a checkpoint), and continue with "
+                f"rlzmq train ALGORITHM --resume {run_dir} --env-runners N."
             ) from None
+        except (OSError, ValueError) as error:
+            raise ConfigurationError(f"{path} cannot be read: {error}") from None
 
     @property
     def roles(self) -> dict[str, Role]:

@@ -43,7 +43,6 @@ from rlzmq.config.base_config import BaseConfig
 from rlzmq.connectors.defaults import add_estimator
 from rlzmq.connectors.learner.advantages import FORWARD_OUTPUTS, WholeBatchEstimator
 from rlzmq.core.checkpoint import Checkpointable
-from rlzmq.core.errors import ConfigurationError
 from rlzmq.core.metrics import MetricsLogger, ReducedMetrics
 from rlzmq.core.names import ALL_MODULES, LEARNER_PATH, NUM_ENV_STEPS_SAMPLED_LIFETIME
 from rlzmq.core.signatures import TellsUncalled, check_takes
@@ -62,19 +61,6 @@ from rlzmq.modules.saving import read_module_states
 from rlzmq.modules.weights import is_trainable
 
 __all__ = ["Learner", "TorchLearner"]
-
-# Settings that a module cannot have for itself, since the modules' rows come from one draw, or one clock.
-_OF_ALL_MODULES = (
-    "minibatch_size",
-    "n_step",
-    "num_epochs",
-    "replay_buffer_config",
-    "shuffle_batch_per_epoch",
-    "target_network_update_freq",
-    "tau",
-    "train_batch_size_per_learner",
-    "training_intensity",
-)
 
 # Random numbers of one update; an odd number as `numpy.random.PCG64.jumped` has it, so that updates are not correlated.
 _STREAM_LENGTH = 0x9E3779B97F4A7C15F39CC0605CEDC835
@@ -644,12 +630,6 @@ class Learner(TellsUncalled, Checkpointable):
             check_training_outputs(module, with_values=ValueFunctionAPI in self.rl_module_required_apis())
         self._execution.prepare(module)
         config = self._configs[module_id] = self.config.get_config_for_module(module_id)
-        for name in _OF_ALL_MODULES:
-            if config.get(name) != self.config.get(name):
-                raise ConfigurationError(
-                    f"config.algorithm_config_overrides_per_module[{module_id!r}]: {name}={config.get(name)!r} has no "
-                    f"effect, since all modules have the same, {self.config.get(name)!r}. Leave it out here."
-                )
         if self._estimator is not None:
             self._estimator.of_modules[module_id] = self._estimator_of(config)
         self.optimizers.schedule(module_id, {name: getattr(config, name) for name in self.scheduled_settings})

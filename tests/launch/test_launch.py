@@ -64,9 +64,10 @@ def test_wrong_jobs_are_refused(
 @pytest.mark.parametrize(
     ("command", "code", "problem"),
     [
-        ("scale runs/none --env-runners 2", 78, "was not started with --on"),
+        ("scale runs/none --env-runners 2", 78, "runs/none does not exist"),
+        ("scale . --env-runners 2", 78, "was not started with --on"),
         ("scale runs/none", 78, "expected --env-runners or --learners"),
-        ("launch logs runs/none", 78, "was not started with --on"),
+        ("launch logs runs/none", 78, "runs/none does not exist"),
         ("launch cluster.toml runs/none", 2, "nvalid choice"),
     ],
 )

@@ -163,7 +163,7 @@ def test_a_living_run_is_scaled_its_logs_are_followed_and_it_is_stopped(slurm: S
     ):
         assert re.search(text, followed, re.M), followed
     assert not slurm.ctl("squeue -h").strip()
-    assert "is not a run" in slurm.ctl("rlzmq launch logs runs/none")
+    assert "does not exist" in slurm.ctl("rlzmq launch logs runs/none")
 
 
 def test_learners_are_tasks_of_one_job_and_further_ones_are_spares(slurm: Slurm) -> None:

@@ -169,11 +169,10 @@ def test_more_learners_than_gpus_train_on_the_cpu(
 
 
 def test_the_checks_pass_on_the_cpu(capsys: pytest.CaptureFixture[str]) -> None:
-    checks = ["serial", "group", "bc", "update-time"]
+    checks = ["serial", "group", "update-time"]
     assert check_gpu.main(["--cpu", "--only", *checks]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert [line.partition(":")[0] for line in lines[1:]] == checks
-    assert "clipped by norm, clipped by global_norm, bfloat16, compiled, compiled in bfloat16" in lines[3]
 
 
 @pytest.mark.slow

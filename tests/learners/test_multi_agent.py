@@ -117,7 +117,7 @@ def test_a_module_has_its_own_gamma_and_no_settings_that_all_have_in_common() ->
     for m, expected in (("first", plain), ("second", half)):
         assert torch.equal(mixed[m][Columns.VALUE_TARGETS], expected[m][Columns.VALUE_TARGETS])
     with pytest.raises(ConfigurationError, match=r"'second'\]: num_epochs=3 has no effect.* the same, 1"):
-        config_of(**of_second(num_epochs=3)).build_learner()
+        config_of(**of_second(num_epochs=3)).validate()
     replay = config_of(DQNConfig, **of_second(gamma=0.5))
     assert replay.build_learner().source.gammas == {"first": 0.99, "second": 0.5}
 
