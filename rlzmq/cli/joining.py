@@ -294,7 +294,6 @@ class LearnerOptions:
 def learner(options: LearnerOptions) -> int:
     with asyncio.Runner(loop_factory=new_event_loop) as runner:
         code = runner.run(_run_learner(options))
-    sys.stdout.flush()
     os._exit(code)  # a collective without its peers may still block the training thread
 
 

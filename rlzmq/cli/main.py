@@ -112,7 +112,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         (a run can be resumed), 78 configuration error, 130 Ctrl-C, 141 the reader of the output has ended.
     """
     if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors="replace")  # of another encoding than UTF-8
+        # For an encoding without all characters, and for files that get both outputs in their order.
+        sys.stdout.reconfigure(errors="replace", line_buffering=True)
     try:
         code = _main(arguments)
         print(end="", flush=True)  # nothing if the output was closed from the start

@@ -195,7 +195,19 @@ def plot(options: PlotOptions) -> int:
         output = output.with_suffix(".png")
     if options.output is not None and not output.parent.is_dir():
         raise ConfigurationError(f"--output {output}: there is no directory {output.parent}.")
-    places = {str(place): find_runs(place) for place in options.runs}
+    places: dict[str, list[Run]] = {}
+    for place in options.runs:
+        reasons: list[str] = []
+        having = places.setdefault(str(place), [])
+        for run in find_runs(place):
+            try:
+                run.curve(options.y, options.x)
+                having.append(run)
+            except ConfigurationError as error:
+                reasons.append(str(error))
+        if not having:
+            raise ConfigurationError(reasons[0])
+        print("".join(f"left out    {reason}\n" for reason in reasons), end="")
     runs = list({run.path.resolve(): run for found in places.values() for run in found}.values())
     x_label, y_label, end = X_LABELS[options.x], options.y, ""
     if options.iqm:

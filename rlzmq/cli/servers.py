@@ -237,7 +237,6 @@ async def _serve(options: ServeOptions) -> int:
         print(f"serving     {server.checkpoint}")
         print(f"http        {server.http_url}")
         print(f"token       {token_file}")
-        sys.stdout.flush()
         await interrupted
         print("ending", flush=True)
         loop.remove_signal_handler(signal.SIGHUP)

@@ -426,7 +426,9 @@ def _in_common(
         ranges = ", ".join(
             f"{run.path} {xs[0]:g} to {xs[-1]:g}" for run, (xs, _) in zip(runs, found, strict=True)
         )
-        raise ConfigurationError(f"{label}: its runs have no {X_LABELS[x]} in common: {ranges}.")
+        raise ConfigurationError(
+            f"{label}: its runs have no {X_LABELS[x]} in common: {ranges}. --each draws them one by one."
+        )
     grid = np.linspace(begin, end, _NUM_POINTS)
     return grid, np.stack([np.interp(grid, xs, ys) for xs, ys in found])
 

@@ -139,13 +139,19 @@ def test_a_run_says_what_it_starts_before_torch_is_imported(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("encoding", ["latin-1", "UTF-8"])
-def test_every_output_gets_readable_texts(
-    encoding: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+def test_every_file_gets_readable_texts_in_their_order(
+    encoding: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(io.BytesIO(), encoding))
+    written = io.BytesIO()
+    for name in ("stdout", "stderr"):
+        monkeypatch.setattr(sys, name, io.TextIOWrapper(written, encoding, line_buffering=name == "stderr"))
     assert main(["--help"]) == 0
     assert main(["stacks"]) == 2
-    assert capsys.readouterr().err.startswith("rlzmq stacks: missing: PATH")
+    assert main(["train", "ppo", "CartPole-v1", "--num-epochs", "0"]) == 78
+    lines = written.getvalue().decode(encoding).splitlines()
+    assert lines[-3].startswith("rlzmq stacks: missing: PATH")
+    assert lines[-2].startswith("settings: ")
+    assert lines[-1].startswith("rlzmq: --num-epochs: ")
 
 
 @pytest.mark.parametrize(

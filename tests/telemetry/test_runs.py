@@ -147,6 +147,8 @@ def test_plot_draws_a_curve_for_each_set_of_settings(
         assert (tmp_path / place / "curve.png").exists()
     assert not (tmp_path / "curve.png").exists()
     ended(make_run(tmp_path / "runs" / "new", []))
+    assert main(["plot", "runs"]) == 0
+    assert "left out    runs/new has no results yet" in capsys.readouterr().out
     for arguments, text in (
         (["gone"], "no directory gone"),
         (["runs/new"], "has no results yet"),
