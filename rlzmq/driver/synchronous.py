@@ -53,7 +53,7 @@ def has_broker(config: BaseConfig) -> bool:
 
 
 def drive(coroutine: Coroutine[Any, Any, T]) -> T:
-    """Return the result of a coroutine that never waits, computed on the caller's stack.
+    """Return the result of a coroutine that waits for nobody, computed on the caller's stack.
 
     A serial run therefore needs no event loop, works inside a running one, and can be stepped through with a debugger.
 
@@ -61,7 +61,8 @@ def drive(coroutine: Coroutine[Any, Any, T]) -> T:
         RuntimeError: The coroutine waited: it uses another process and needs an event loop.
     """
     try:
-        coroutine.send(None)
+        while coroutine.send(None) is None:  # it let other tasks go on, of which there are none here
+            pass
     except StopIteration as stop:
         return stop.value  # type: ignore[no-any-return]
     except BaseException as error:

@@ -8,6 +8,7 @@ and one learner process therefore trains on the same numbers.
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -97,6 +98,7 @@ class SerialPipeline:
 
     async def sample(self) -> Sampled:
         """Sample a batch with the runner's weights, in leases as a broker would grant them."""
+        await asyncio.sleep(0)  # other tasks of the caller's event loop go on between updates
         plan, runner = self._plan, self._runner
         sampled = Sampled([], [])
         start = time.perf_counter()

@@ -342,6 +342,14 @@ async def test_a_callback_that_breaks_the_start_stops_what_was_started() -> None
         await algo.train()
 
 
+async def test_a_serial_run_lets_other_tasks_go_on() -> None:
+    async with small().build_async() as algo:
+        others = asyncio.Event()
+        asyncio.get_running_loop().call_soon(others.set)
+        await algo.train()
+        assert others.is_set()
+
+
 @pytest.mark.parametrize("all_frames", [False, True])
 def test_the_command_ends_with_one_line(
     all_frames: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
