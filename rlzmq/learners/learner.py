@@ -631,16 +631,10 @@ class Learner(TellsUncalled, Checkpointable):
         self._execution.prepare(module)
         config = self._configs[module_id] = self.config.get_config_for_module(module_id)
         if self._estimator is not None:
-            self._estimator.of_modules[module_id] = self._estimator_of(config)
-        self.optimizers.schedule(module_id, {name: getattr(config, name) for name in self.scheduled_settings})
-
-    def _estimator_of(self, config: BaseConfig) -> WholeBatchEstimator | None:
-        """Return the piece of `make_estimator` with a module's settings; None: it has no others."""
-        mine, self.config = self.config, config
-        try:
-            return None if config is mine else self.make_estimator()
-        finally:
+            mine, self.config = self.config, config
+            self._estimator.of_modules[module_id] = None if config is mine else self.make_estimator()
             self.config = mine
+        self.optimizers.schedule(module_id, {name: getattr(config, name) for name in self.scheduled_settings})
 
     def config_for_module(self, module_id: str) -> BaseConfig:
         """Return the config with the module's own overrides."""
