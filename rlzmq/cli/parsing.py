@@ -67,10 +67,10 @@ def parse(
     helps = {"-h", "--help", *(["--help-all"] if usual is not None else [])} & set(arguments)
     shown = with_field_help(kind, usual if helps and "--help-all" not in helps else None)
     if not helps:
-        complaint, drawn = (
-            io.StringIO(),
-            io.TextIOWrapper(io.BytesIO(), "utf-8"),
-        )  # tyro looks for this very name
+        complaint = io.StringIO()
+        drawn = io.TextIOWrapper(
+            io.BytesIO(), "utf-8"
+        )  # tyro draws other boxes if stdout names its encoding otherwise
         try:
             with contextlib.redirect_stderr(complaint), contextlib.redirect_stdout(drawn):
                 return typing.cast(

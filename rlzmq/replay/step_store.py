@@ -309,9 +309,8 @@ class StepStore:
         if not len(batch):
             return []
         columns = batch.columns if owners is None else {**batch.columns, ENV_T: batch.links[2]}
-        if (
-            columns and columns[Columns.REWARDS].dtype.kind != "f"
-        ):  # sums of whole rewards are no whole numbers
+        # Discounted sums of whole rewards are no whole numbers.
+        if columns and columns[Columns.REWARDS].dtype.kind != "f":
             columns = {**columns, Columns.REWARDS: columns[Columns.REWARDS].astype(np.float64)}
         self._check(batch, columns)
         steps, observations, sources, stretches = self._link(batch, owners)
