@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import importlib
 import io
@@ -113,7 +114,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """
     if isinstance(sys.stdout, io.TextIOWrapper):
         # For an encoding without all characters, and for files that get both outputs in their order.
-        sys.stdout.reconfigure(errors="replace", line_buffering=True)
+        with contextlib.suppress(OSError):  # a pipe in place of a file
+            sys.stdout.reconfigure(errors="replace", line_buffering=True)
     try:
         code = _main(arguments)
         print(end="", flush=True)  # nothing if the output was closed from the start
