@@ -14,7 +14,7 @@ from pathlib import Path
 from _venv import ROOT, ensure_venv, run
 
 _PYTEST = ("-m", "pytest")
-_WORKERS = str(min(4, max(3, (os.cpu_count() or 2) // 2)))
+_WORKERS = "4"
 
 
 def main() -> int:
