@@ -24,6 +24,7 @@ from rlzmq.algorithms.dqn.dqn_module import DefaultDQNModule
 from rlzmq.core.tree import tree_leaves
 from rlzmq.learners.replay_learner import BurnIn
 from rlzmq.replay import EpisodeReplayBuffer
+from tests.support.losses import assert_close
 from tests.support.runs import ShortEnv, small
 
 
@@ -258,7 +259,7 @@ def test_the_loss_is_that_of_lstms_unrolled_by_hand(double_q: bool, n_step: int)
     loss = learner.compute_loss_for_module(
         module_id="default_policy", config=learner.config, batch=columns, fwd_out=outputs
     )
-    torch.testing.assert_close(loss.detach(), torch.stack(losses).mean())
+    assert_close(loss.detach(), torch.stack(losses).mean())
 
 
 def test_distributions_are_trained_on_sequences_too() -> None:

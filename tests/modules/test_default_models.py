@@ -19,6 +19,7 @@ from rlzmq.modules.default_models.actor_critic import DefaultActorCriticModule, 
 from rlzmq.modules.default_models.encoders import MLP
 from rlzmq.modules.default_models.image_encoders import build_encoder, default_conv_filters
 from rlzmq.modules.spec import RLModuleSpec
+from tests.support.losses import assert_close
 
 SMALL = {"fcnet_hiddens": [8, 8], "fusionnet_hiddens": [8], "lstm_cell_size": 6}
 VECTOR = gym.spaces.Box(-1.0, 1.0, (4,))
@@ -97,11 +98,11 @@ def test_every_observation_space_has_a_model_that_sees_every_part(name: str, use
     assert out[Columns.ACTION_DIST_INPUTS].shape == (*lead, 2)
     values = module.compute_values(batch)
     assert values.shape == lead
-    torch.testing.assert_close(module.compute_values(batch, embeddings=out[Columns.EMBEDDINGS]), values)
+    assert_close(module.compute_values(batch, embeddings=out[Columns.EMBEDDINGS]), values)
     (values.sum() + out[Columns.ACTION_DIST_INPUTS][..., 0].sum()).backward()
     assert all(p.grad is not None for p in module.parameters())
     acting = module.forward_exploration(batch)
-    torch.testing.assert_close(
+    assert_close(
         acting[Columns.ACTION_DIST_INPUTS], out[Columns.ACTION_DIST_INPUTS].detach(), rtol=1e-4, atol=1e-6
     )
     assert Columns.EMBEDDINGS not in acting
@@ -116,7 +117,7 @@ def test_rows_do_not_mix_and_a_time_dimension_is_only_more_rows(name: str) -> No
     with torch.no_grad():
         whole = encoder(obs)
         for b in range(3):
-            torch.testing.assert_close(encoder(take(obs, b)), whole[b], rtol=1e-4, atol=1e-5)
+            assert_close(encoder(take(obs, b)), whole[b], rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("size", [(1, 1), (2, 9), (13, 64), (63, 65), (210, 160)])
@@ -150,7 +151,7 @@ def test_integer_pixels_are_scaled_by_the_upper_bound() -> None:
     floats = build_encoder(gym.spaces.Box(0.0, 1.0, (6, 5, 3)), config)
     floats.load_state_dict(encoder.state_dict())
     image = torch.randint(0, 256, (2, 6, 5, 3), dtype=torch.uint8)
-    torch.testing.assert_close(encoder(image), floats(image / 255.0))
+    assert_close(encoder(image), floats(image / 255.0))
     assert encoder(image).shape == (2, 4 * 3 * 5)  # given filters: no dense layer after them
 
 
@@ -172,16 +173,14 @@ def test_memory_step_by_step_equals_the_whole_sequence(share: bool, num_rows: in
     whole = module.forward_train({Columns.OBS: obs, Columns.STATE_IN: state})
     for t in range(5):
         out = module.forward_exploration({Columns.OBS: obs[:, t : t + 1], Columns.STATE_IN: state})
-        torch.testing.assert_close(
+        assert_close(
             out[Columns.ACTION_DIST_INPUTS][:, 0],
             whole[Columns.ACTION_DIST_INPUTS][:, t].detach(),
             rtol=1e-4,
             atol=1e-5,
         )
         state = out[Columns.STATE_OUT]
-    torch.testing.assert_close(
-        state, tree_map(torch.Tensor.detach, whole[Columns.STATE_OUT]), rtol=1e-4, atol=1e-5
-    )
+    assert_close(state, tree_map(torch.Tensor.detach, whole[Columns.STATE_OUT]), rtol=1e-4, atol=1e-5)
 
 
 # -- value branch and inference-only copies --------------------------------------------------------
@@ -199,7 +198,7 @@ def test_an_inference_only_copy_acts_the_same(share: bool, use_lstm: bool) -> No
     if use_lstm:
         batch[Columns.STATE_IN] = expand(full.get_initial_state(), 2)
     assert acting.is_stateful() == use_lstm
-    torch.testing.assert_close(acting.forward_exploration(batch), full.forward_exploration(batch))
+    assert_close(acting.forward_exploration(batch), full.forward_exploration(batch))
     with pytest.raises(RuntimeError, match="has no value function"):
         acting.compute_values(batch)
 
@@ -401,13 +400,13 @@ def test_activations_in_place_give_the_right_values_and_gradients(activation: st
     first, second, last = mlp.layers
     reference = nn.Sequential(first, functions[activation], second, functions[activation], last)
     x, y = (torch.randn(6, 3, generator=torch.Generator().manual_seed(0)).requires_grad_() for _ in range(2))
-    torch.testing.assert_close(mlp(x), reference(y))
+    assert_close(mlp(x), reference(y))
     mlp(x).square().sum().backward()
     gradients = [p.grad.clone() for p in mlp.parameters()]
     mlp.zero_grad()
     reference(y).square().sum().backward()
-    torch.testing.assert_close([p.grad for p in mlp.parameters()], gradients)
-    torch.testing.assert_close(x.grad, y.grad)
+    assert_close(tuple(p.grad for p in mlp.parameters()), tuple(gradients))
+    assert_close(x.grad, y.grad)
 
 
 class FixedLogits(DefaultActorCriticModule):

@@ -24,6 +24,7 @@ from rlzmq.modules.distributions import (
     num_dist_inputs,
     sample_categorical,
 )
+from tests.support.losses import assert_close
 
 NEG_INF = float("-inf")
 LOWEST = torch.finfo(torch.float32).min
@@ -42,11 +43,9 @@ def test_categorical_matches_torch_distributions(shape: tuple[int, ...]) -> None
     mine, theirs = TorchCategorical.from_logits(inputs(*shape)), td.Categorical(logits=inputs(*shape))
     other, their_other = inputs(*shape, seed=1), td.Categorical(logits=inputs(*shape, seed=1))
     value = theirs.sample()
-    torch.testing.assert_close(mine.logp(value), theirs.log_prob(value))
-    torch.testing.assert_close(mine.entropy(), theirs.entropy())
-    torch.testing.assert_close(
-        mine.kl(TorchCategorical.from_logits(other)), td.kl_divergence(theirs, their_other)
-    )
+    assert_close(mine.logp(value), theirs.log_prob(value))
+    assert_close(mine.entropy(), theirs.entropy())
+    assert_close(mine.kl(TorchCategorical.from_logits(other)), td.kl_divergence(theirs, their_other))
     assert torch.equal(mine.to_deterministic().sample(), inputs(*shape).argmax(-1))
 
 
@@ -58,9 +57,9 @@ def test_gaussian_matches_torch_distributions(shape: tuple[int, ...]) -> None:
         td.Independent(td.Normal(z.chunk(2, -1)[0], z.chunk(2, -1)[1].exp()), 1) for z in (x, y)
     )
     value = theirs.sample()
-    torch.testing.assert_close(mine.logp(value), theirs.log_prob(value))
-    torch.testing.assert_close(mine.entropy(), theirs.entropy())
-    torch.testing.assert_close(mine.kl(other), td.kl_divergence(theirs, their_other))
+    assert_close(mine.logp(value), theirs.log_prob(value))
+    assert_close(mine.entropy(), theirs.entropy())
+    assert_close(mine.kl(other), td.kl_divergence(theirs, their_other))
     assert torch.equal(mine.to_deterministic().sample(), x.chunk(2, -1)[0])
 
 
@@ -81,12 +80,12 @@ def test_squashed_gaussian_matches_torch_distributions(low: object, high: object
     value, logp = mine.sample_and_logp(generator=generator())
     assert bool(((value >= lo) & (value <= hi)).all())
     inside = ((value - lo) / (hi - lo) - 0.5).abs().amax(-1) < 0.49
-    torch.testing.assert_close(logp[inside], theirs.log_prob(value)[inside], rtol=1e-3, atol=1e-3)
-    torch.testing.assert_close(mine.logp(value)[inside], logp[inside], rtol=1e-3, atol=1e-3)
-    torch.testing.assert_close(mine.to_deterministic().sample(), lo + (torch.tanh(loc) + 1) * (hi - lo) / 2)
+    assert_close(logp[inside], theirs.log_prob(value)[inside], rtol=1e-3, atol=1e-3)
+    assert_close(mine.logp(value)[inside], logp[inside], rtol=1e-3, atol=1e-3)
+    assert_close(mine.to_deterministic().sample(), lo + (torch.tanh(loc) + 1) * (hi - lo) / 2)
     plain = [TorchDiagGaussian.from_logits(z) for z in (x, inputs(200, 4, seed=1, scale=0.5))]
     squashed = cls.from_logits(inputs(200, 4, seed=1, scale=0.5))
-    torch.testing.assert_close(mine.kl(squashed), plain[0].kl(plain[1]))
+    assert_close(mine.kl(squashed), plain[0].kl(plain[1]))
     with pytest.raises(ValueError, match="no closed form"):
         mine.entropy()
 
@@ -114,10 +113,10 @@ def test_multi_categorical_is_the_sum_of_its_parts(lens: tuple[int, ...]) -> Non
     assert value.shape == (6, len(lens))
     assert all(bool((value[:, i] < n).all()) for i, n in enumerate(lens))
     expected = sum(part.log_prob(value[:, i]) for i, part in enumerate(parts))
-    torch.testing.assert_close(mine.logp(value), expected)
-    torch.testing.assert_close(mine.entropy(), sum(part.entropy() for part in parts))
+    assert_close(mine.logp(value), expected)
+    assert_close(mine.entropy(), sum(part.entropy() for part in parts))
     pairs = zip(parts, others, strict=True)
-    torch.testing.assert_close(mine.kl(other), sum(td.kl_divergence(p, q) for p, q in pairs))
+    assert_close(mine.kl(other), sum(td.kl_divergence(p, q) for p, q in pairs))
     assert bool(torch.isfinite(mine.entropy()).all())
     assert torch.equal(
         mine.to_deterministic().sample(), torch.stack([z.argmax(-1) for z in x.split(lens, -1)], -1)
@@ -154,11 +153,11 @@ def test_actions_of_a_space_are_in_it_and_have_the_batch_shape(
     dist = cls.from_logits(x)
     value, logp = dist.sample_and_logp(generator=generator())
     assert logp.shape == lead
-    torch.testing.assert_close(dist.logp(value), logp)
+    assert_close(dist.logp(value), logp)
     assert dist.entropy().shape == lead
     assert dist.kl(cls.from_logits(y)).shape == lead
     assert bool((dist.kl(cls.from_logits(y)) > 0).all())
-    torch.testing.assert_close(dist.kl(cls.from_logits(x)), torch.zeros(lead))
+    assert_close(dist.kl(cls.from_logits(x)), torch.zeros(lead))
     greedy = dist.to_deterministic().sample()
     first = (0,) * len(lead)
     for tree in (value, greedy, dist.sample(generator=generator(1))):
@@ -175,8 +174,8 @@ def test_draws_follow_from_the_generator_alone(space: gym.Space[object]) -> None
     first = cls.from_logits(x).sample_and_logp(generator=generator(7))
     second = cls.from_logits(x).sample_and_logp(generator=generator(7))
     alone = cls.from_logits(x).sample(generator=generator(7))
-    torch.testing.assert_close(first, second, rtol=0, atol=0)
-    torch.testing.assert_close(first[0], alone, rtol=0, atol=0)
+    assert_close(first, second, rtol=0, atol=0)
+    assert_close(first[0], alone, rtol=0, atol=0)
     assert torch.equal(torch.random.get_rng_state(), before)
 
 
@@ -190,7 +189,7 @@ def test_several_draws_per_row_come_before_the_batch(space: gym.Space[object]) -
         assert many.dtype == single.dtype
     logp = dist.logp(draws)
     assert logp.shape == (2, 5, 3)
-    torch.testing.assert_close(logp[1, 2], dist.logp(optree.tree_map(lambda leaf: leaf[1, 2], draws)))
+    assert_close(logp[1, 2], dist.logp(optree.tree_map(lambda leaf: leaf[1, 2], draws)))
 
 
 def test_integer_boxes_are_chosen_from_zero_up() -> None:

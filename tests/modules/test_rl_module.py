@@ -24,6 +24,7 @@ from rlzmq.modules.rl_module import (
 )
 from rlzmq.modules.spec import RLModuleSpec
 from rlzmq.modules.weights import WeightsLayout
+from tests.support.losses import assert_close
 from tests.support.runs import small
 
 OBS = gym.spaces.Box(-1.0, 1.0, (4,))
@@ -123,7 +124,7 @@ def test_inference_only_leaves_out_what_learners_need() -> None:
     acting.set_state(full.get_state())
     acting.set_state(full.get_state(inference_only=True))
     batch = {Columns.OBS: torch.ones(2, 4)}
-    torch.testing.assert_close(acting.forward_inference(batch), full.forward_inference(batch))
+    assert_close(acting.forward_inference(batch), full.forward_inference(batch))
     with pytest.raises(RuntimeError, match="inference_only=True and cannot train"):
         acting.forward_train(batch)
     full.set_state(acting.get_state())  # a learner may start from an acting copy

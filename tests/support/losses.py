@@ -9,8 +9,15 @@ import numpy as np
 import torch
 
 from rlzmq import Columns
+from rlzmq.core.tree import tree_leaves
 
 STATES = gym.spaces.Box(-1.0, 1.0, (2,), np.float32)
+
+
+def assert_close(actual: Any, expected: Any, rtol: float = 1.3e-6, atol: float = 1e-5) -> None:
+    """Compare trees of tensors. torch's own function imports sympy, for more than a second, in each process."""
+    for mine, theirs in zip(tree_leaves(actual), tree_leaves(expected), strict=True):
+        np.testing.assert_allclose(mine.detach(), theirs.detach(), rtol, atol)
 
 
 def one_layer(config_class: Any, action_space: Any, observation_space: Any = STATES, **training: Any) -> Any:
