@@ -52,7 +52,7 @@ __all__ = [
 
 _SUMMARY_CHARS = 300
 _LINES = "\n\t"  # an error's text may have several
-# No bug of rlzmq that writes.
+# The place cannot be written: no bug of rlzmq's.
 _CANNOT_STORE = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EISDIR)
 EXIT_USAGE = 2
 EXIT_UNREACHABLE = 69

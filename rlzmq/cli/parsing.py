@@ -68,9 +68,8 @@ def parse(
     shown = with_field_help(kind, usual if helps and "--help-all" not in helps else None)
     if not helps:
         complaint = io.StringIO()
-        drawn = io.TextIOWrapper(
-            io.BytesIO(), "utf-8"
-        )  # tyro draws other boxes if stdout names its encoding otherwise
+        # tyro draws other boxes, which _in_short cannot read, where stdout names its encoding otherwise.
+        drawn = io.TextIOWrapper(io.BytesIO(), "utf-8")
         try:
             with contextlib.redirect_stderr(complaint), contextlib.redirect_stdout(drawn):
                 return typing.cast(
