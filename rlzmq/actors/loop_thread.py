@@ -179,7 +179,10 @@ class LoopThread:
             raise RuntimeError("called from the loop's own thread: await the coroutine instead")
         if self._loop.is_closed() or not self._thread.is_alive():
             coroutine.close()
-            raise ClosedError("the loop's thread has ended")
+            raise ClosedError(
+                "the loop's thread has ended, or belongs to the process that this one was forked from. Build what "
+                "you call in the process that calls it."
+            )
         waiter = _Waiter(self._loop, coroutine)
         try:
             self._loop.call_soon_threadsafe(waiter.start)

@@ -141,6 +141,7 @@ class Algorithm(TellsUncalled, Synchronous[AsyncAlgorithm], AnswersSynonyms, met
         self._run(AsyncAlgorithm.training_step(self._async))
 
     log_result: Final = AsyncAlgorithm.log_result
+    __reduce__: Final = AsyncAlgorithm.__reduce__
 
     # -- parts ----------------------------------------------------------------------------------
 

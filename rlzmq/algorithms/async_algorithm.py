@@ -24,7 +24,7 @@ import sys
 import time
 from collections.abc import AsyncIterator, Callable, Collection, Coroutine, Hashable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, NoReturn, Self
 
 from rlzmq.actors.host import awaited
 from rlzmq.algorithms.checkpoints import (
@@ -160,6 +160,12 @@ class AsyncAlgorithm:
                     self._watch.close()
                 if self.session.config.trace is not None:
                     trace.close()
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError(
+            "An algorithm owns processes, sockets and files, and cannot be pickled or copied. Pickle its config and "
+            "build there, or save a checkpoint and act with Policy.load(path)."
+        )
 
     async def __aenter__(self) -> Self:
         await self.start()
@@ -771,6 +777,11 @@ class AsyncAlgorithm:
     def _check_running(self) -> None:
         if self._is_stopped:
             raise ClosedError("This algorithm was stopped. Build a new one, or use from_checkpoint().")
+        if not self._is_set_up:
+            raise ClosedError(
+                "This algorithm was not started. Use `async with config.build_async() as algo:`, or first "
+                "`await algo.start()`."
+            )
 
 
 def _is_due(interval: int | None, iteration: int) -> bool:

@@ -264,9 +264,16 @@ def _converted(space: gym.Space[Any], value: Any, lead: tuple[None, ...], where:
         return tuple(_converted(part, own, lead, f"{where}[{i}]") for i, (part, own) in enumerate(parts))
     if not isinstance(space, _ARRAYS):
         return value
-    array = np.asarray(value)
-    if array.dtype != space.dtype:
-        array = array.astype(space.dtype)
+    given = array = np.asarray(value)
+    if given.dtype != space.dtype:
+        try:
+            array = given.astype(space.dtype)
+        except (TypeError, ValueError):
+            raise ValueError(f"{where}: expected numbers, got {value!r:.80}; the space is {space}.") from None
+        if array.dtype.kind in "iu" and given.dtype.kind == "f" and not np.array_equal(array, given):
+            raise ValueError(
+                f"{where}: expected whole numbers ({space.dtype}), got {value!r:.80}; the space is {space}."
+            )
     if array.ndim < len(lead) or array.shape[len(lead) :] != space.shape:
         shape = tuple(space.shape or ())
         expected = ("N", *shape) if lead else shape

@@ -502,9 +502,22 @@ class OfflineLearner(TorchLearner):
             "num_episodes": len(returns),
         }
 
-    def _check_shards(self, opened: OpenedShards, module: object) -> None:
+    def _check_shards(self, opened: OpenedShards, module: Any) -> None:
         for shard, path in zip(opened.shards, opened.paths, strict=True):
             self._check_shard(shard, str(path), module)
+        config, expected = self.config, module.observation_space
+        if config.learner_connector is not None or config.observation_space is not None or self.rank:
+            return  # the user says what was recorded, or converts it
+        for shard, path in zip(opened.shards, opened.paths, strict=True):
+            if shard.observation_space not in (None, expected):
+                _log.warning(
+                    "offline data, %s: the module gets observations of %s, and those of %s were recorded. If a "
+                    "connector (MeanStdFilter) changed them, set the same env_to_module_connector, and before acting "
+                    'load its statistics: algo.restore_from_path(RUN, component="env_runner"). Else set '
+                    "observation_space.",
+                    path, expected, shard.observation_space,
+                )  # fmt: skip
+                return
 
     def _check_shard(self, shard: EpisodeBatch, path: str, module: Any) -> None:
         config = self.config

@@ -22,6 +22,7 @@ from rlzmq import (
     make_multi_agent,
 )
 from rlzmq.algorithms.registry import get_config_class
+from rlzmq.connectors.env_to_module import MeanStdFilter
 from rlzmq.core.errors import CheckpointError
 from rlzmq.replay import open_shards, write_shard
 from tests.support.runs import ShortEnv, small, weights_of
@@ -456,6 +457,15 @@ def test_data_that_does_not_fit_is_an_error_when_the_algorithm_is_built(
     change(config)
     with pytest.raises(ConfigurationError, match=words):
         config.build()
+
+
+def test_observations_that_a_filter_changed_on_one_side_only_are_warned_about(
+    data: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    config = offline("bc", data).env_runners(env_to_module_connector=lambda *args, **kwargs: MeanStdFilter())
+    with config.build(), offline("bc", data).build():
+        (warning,) = [r.getMessage() for r in caplog.records if "MeanStdFilter" in r.getMessage()]
+    assert "gets observations of Box(-10.0, 10.0, (4,), float32), and those of Box([-4.8" in warning
 
 
 def test_each_learner_needs_an_episode(data: Path) -> None:

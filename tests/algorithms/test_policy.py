@@ -23,6 +23,7 @@ from rlzmq import (
     RLModuleSpec,
     SingleAgentEnvRunner,
 )
+from rlzmq.algorithms.policy_agents import as_value_of
 from rlzmq.envs.examples import MultiAgentCartPole, StatelessCartPole
 from rlzmq.modules.default_models.actor_critic import DefaultActorCriticModule
 from tests.connectors.connector_fakes import PassThrough
@@ -205,10 +206,15 @@ def test_bad_input_is_named(tmp_path: Path) -> None:
             policy.compute_action(np.zeros(3))
         with pytest.raises(ValueError, match=r"expected shape \('N', 4\)"):
             policy.compute_actions(np.zeros(4))
+        with pytest.raises(ValueError, match="expected numbers, got 'left'"):
+            policy.compute_action("left")
         with pytest.raises(KeyError, match="default_policy"):
             algo.get_policy(module_id="default")
     with pytest.raises(CheckpointError, match="not a checkpoint"):
         Policy.load(tmp_path)
+    pixels = gym.spaces.Box(0, 255, (2,), np.uint8)  # an image in [0, 1] is not cut to zeros
+    with pytest.raises(ValueError, match=r"whole numbers \(uint8\), got array\(\[0.5"):
+        as_value_of(pixels, np.array([0.5, 1.0]))
 
 
 def test_a_checkpoint_carries_spaces_and_specs(tmp_path: Path) -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import inspect
 import math
+import pickle
 from pathlib import Path
 from typing import Any
 
@@ -156,6 +158,18 @@ def test_a_stopped_algorithm_says_so() -> None:
     for call in (algo.train, algo.get_module, algo.get_state):
         with pytest.raises(ClosedError, match="was stopped"):
             call()
+
+
+def test_an_algorithm_that_was_not_started_says_so() -> None:
+    algo = small().build_async()
+    for call in (algo.train, algo.get_module, algo.evaluate):
+        with pytest.raises(ClosedError, match=r"not started.*await algo.start\(\)"):
+            asyncio.run(call())
+
+
+def test_an_algorithm_is_not_pickled() -> None:
+    with small().build() as algo, pytest.raises(TypeError, match="Pickle its config"):
+        pickle.dumps(algo)
 
 
 def test_what_callbacks_log_under_evaluation_joins_the_evaluation() -> None:
