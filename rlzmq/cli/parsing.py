@@ -19,7 +19,7 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Annotated, Any, TypeVar
 
 from rlzmq.core.errors import ConfigurationError
-from rlzmq.core.synonyms import did_you_mean, instead_of_flag
+from rlzmq.core.synonyms import did_you_mean_flag, instead_of_flag
 
 __all__ = ["OptionsExit", "command", "flag_of", "import_first", "parse", "tyro_config", "with_field_help"]
 
@@ -141,7 +141,7 @@ def _instead(
             lines.append(f"{prog}: there is no {word}. Instead: {here}")
         elif whose := elsewhere(word.lstrip("-").replace("-", "_")):
             lines.append(f"{prog}: there is no {word}: it is {whose}.")
-        elif near := did_you_mean(word.replace("_", "-"), flags, num_listed=0):
+        elif near := did_you_mean_flag(word, flags):
             lines.append(f"{prog}: there is no {word}.{near}")
     return "\n".join(lines)
 

@@ -15,6 +15,7 @@ import tyro
 from rlzmq.cli.main import EXIT_INTERRUPTED
 from rlzmq.cli.parsing import command, import_first
 from rlzmq.core.errors import ConfigurationError, Progress
+from rlzmq.telemetry.runs import check_no_search
 
 __all__ = [
     "PolicyOptions",
@@ -59,6 +60,7 @@ def code_arguments(options: CheckpointOptions) -> dict[str, Any]:
     from rlzmq.algorithms.stored_config import Given
 
     import_first(options.import_)
+    check_no_search(options.checkpoint)
     config = None
     if options.config is not None:
         stored = read_algorithm(options.checkpoint)
@@ -93,6 +95,7 @@ def place_of(options: CheckpointOptions, name: str, flag: str) -> Path:
     """
     from rlzmq.core.run_dir import checkpoints_at, run_of
 
+    check_no_search(options.checkpoint)
     if not checkpoints_at(options.checkpoint):
         raise ConfigurationError(
             f"{options.checkpoint} holds no checkpoint on this machine. Expected a run or a checkpoint; for one in an "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import math
 import shutil
@@ -23,7 +24,9 @@ from rlzmq.core.errors import CheckpointError, ConfigurationError, cut, printabl
 from rlzmq.core.run_dir import RunDir, checkpoints_at, find_checkpoint
 from rlzmq.core.synonyms import did_you_mean
 from rlzmq.telemetry.runs import (
+    RETURN_MEAN,
     X_LABELS,
+    check_no_search,
     differing_settings,
     find_runs,
     flatten,
@@ -100,10 +103,14 @@ def _compared(runs: Sequence[Run]) -> list[str]:
 def _progress(run: Run) -> list[str]:
     """Return the last steps and return, and the best return, or dashes."""
     try:
-        steps, returns = run.curve()
+        steps, _ = run.curve("training_iteration")
     except ConfigurationError:
         return ["–"] * 3
-    return [f"{steps[-1]:.0f}", f"{returns[-1]:.2f}", f"{returns.max():.2f}"]
+    for path in (RETURN_MEAN, f"evaluation/{RETURN_MEAN}"):  # what learns from files has the latter only
+        with contextlib.suppress(ConfigurationError):
+            _, returns = run.curve(path)
+            return [f"{steps[-1]:.0f}", f"{returns[-1]:.2f}", f"{returns.max():.2f}"]
+    return [f"{steps[-1]:.0f}", "–", "–"]
 
 
 def _clean(runs: Sequence[Run], paths: Sequence[Path], options: RunsOptions) -> int:
@@ -302,6 +309,7 @@ def show_checkpoints(place: Path) -> int:
     Args:
         place: A checkpoint, a directory of them, or a run directory.
     """
+    check_no_search(place)
     found = find_checkpoint(place)
     paths = checkpoints_at(place)
     if not paths and not place.is_dir():

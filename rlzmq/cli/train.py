@@ -40,7 +40,15 @@ if TYPE_CHECKING:
     from rlzmq.core.run_dir import Found
     from rlzmq.telemetry.run_directory import RunDirectory
 
-__all__ = ["StopCriteria", "TrainOptions", "apply_preset", "demo", "setting_of_others", "train"]
+__all__ = [
+    "OFFLINE_PATHS",
+    "StopCriteria",
+    "TrainOptions",
+    "apply_preset",
+    "demo",
+    "setting_of_others",
+    "train",
+]
 
 _LAST_CHECKPOINT_S = 1.0  # to get the state of a run whose update did not end in that time
 _STOP_S = 2.0  # after a signal, time for all processes to stop in order before they are killed
@@ -106,11 +114,11 @@ _SHORT = {
     "time": "time_total_s",
 }
 
-# Where to find these for a run that samples nothing.
-_OFFLINE = {
+OFFLINE_PATHS = {
     "env_runners/episode_return_mean": "evaluation/env_runners/episode_return_mean",
     "num_env_steps_sampled_lifetime": "num_env_steps_trained_lifetime",
 }
+"""Where a run that samples nothing has these."""
 
 
 class StopCriteria:
@@ -147,7 +155,7 @@ class StopCriteria:
         """Return a description of the criterion that the result meets, or None."""
         is_offline = result.get("num_env_steps_sampled_lifetime") == 0
         for goal_path, goal in self.goals.items():
-            path = _OFFLINE.get(goal_path, goal_path) if is_offline else goal_path
+            path = OFFLINE_PATHS.get(goal_path, goal_path) if is_offline else goal_path
             value = value_at(result, path)
             if isinstance(value, int | float) and value >= goal:
                 return f"{path} = {value:.6g} ≥ {goal:g}"

@@ -18,14 +18,15 @@ from rlzmq.cli.main import EXIT_INTERNAL
 from rlzmq.cli.options import apply_settings, options_type
 from rlzmq.cli.parsing import import_first, parse
 from rlzmq.cli.servers import check_installed, dashboard_of
-from rlzmq.cli.train import StopCriteria, apply_preset, setting_of_others
+from rlzmq.cli.train import OFFLINE_PATHS, StopCriteria, apply_preset, setting_of_others
+from rlzmq.config.base_config import BaseConfig
 from rlzmq.config.search_space import GridSearch, find_search_objects, search_objects_in_tables
 from rlzmq.config.values import read_toml
 from rlzmq.core.errors import ConfigurationError, Interrupted, short_path
 from rlzmq.core.process import outlive_readers
 from rlzmq.core.synonyms import did_you_mean
 from rlzmq.core.trust import CALLER, find_code
-from rlzmq.telemetry.runs import number_at
+from rlzmq.telemetry.runs import RETURN_MEAN, number_at
 
 if TYPE_CHECKING:
     from rlzmq.tune.result_grid import ResultGrid
@@ -56,7 +57,7 @@ class TuneOptions:
     """Most trials at the same time (default: as many as this machine has cores for)."""
     metric: str | None = None
     """Path of the metric in a result (default: metric in the file's tune table, else
-    env_runners/episode_return_mean)."""
+    env_runners/episode_return_mean, of algorithms that learn from files that of evaluations)."""
     mode: Literal["max", "min"] | None = None
     """Whether the metric is to be large or small (default: mode in the file's tune table, else max)."""
     stop: list[str] = field(default_factory=list)
@@ -149,6 +150,10 @@ def _tuner(algorithm: str | None, options: Any) -> Tuner:
     else:
         trainable, param_space, tables = _searched_flags(algorithm, options)
     stop = StopCriteria(options.stop).goals or tables.get("stop")
+    config = param_space if isinstance(param_space, BaseConfig) else None
+    samples = config is None or type(config)().is_online
+    if stop and not samples:
+        stop = {OFFLINE_PATHS.get(path, path): number for path, number in stop.items()}
     run_config = RunConfig(
         name=options.name,
         storage_path=options.dir,
@@ -158,7 +163,13 @@ def _tuner(algorithm: str | None, options: Any) -> Tuner:
         verbose=0 if options.quiet else None,
         log=options.log,
     )
-    tune_config = _tune_config(tables.get("tune", {}), options)
+    tune_config = _tune_config(tables.get("tune", {}), options, samples=samples)
+    evaluates = config is None or config.evaluation_interval or config.offline_evaluation_interval
+    if tune_config.metric.startswith("evaluation/") and not evaluates:
+        raise ConfigurationError(
+            f"Trials are compared by {tune_config.metric}, but nothing is evaluated. Set evaluation_interval "
+            "(--evaluation-interval 1), or name another --metric."
+        )
     path = options.dir / str(options.name)
     if options.resume and options.name is None:
         raise ConfigurationError("--resume needs the --name of the experiment.")
@@ -209,7 +220,7 @@ def _trainable(tables: Mapping[str, Any], options: _FileOptions) -> tuple[Any, A
     return named, config.update_from_dict(given)
 
 
-def _tune_config(table: Mapping[str, Any], options: TuneOptions) -> Any:
+def _tune_config(table: Mapping[str, Any], options: TuneOptions, *, samples: bool) -> Any:
     from rlzmq.tune.schedulers import create_scheduler
     from rlzmq.tune.search import create_searcher
     from rlzmq.tune.settings import TuneConfig
@@ -229,7 +240,7 @@ def _tune_config(table: Mapping[str, Any], options: TuneOptions) -> Any:
         "time_budget_s": options.time_budget,
         "storage": options.storage,
     }
-    defaults = {"metric": "env_runners/episode_return_mean", "mode": "max"}
+    defaults = {"metric": RETURN_MEAN if samples else OFFLINE_PATHS[RETURN_MEAN], "mode": "max"}
     given = {**defaults, **given, **{name: value for name, value in chosen.items() if value is not None}}
     return _made(TuneConfig, "tune", {"tune": given})
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import difflib
 import importlib
 import inspect
-from collections.abc import Container, Iterable, Mapping
+from collections.abc import Collection, Container, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 __all__ = [
@@ -18,6 +18,7 @@ __all__ = [
     "SynonymsOfClass",
     "accepted_name",
     "did_you_mean",
+    "did_you_mean_flag",
     "instead_of",
     "instead_of_algorithm",
     "instead_of_command",
@@ -595,6 +596,27 @@ def missing_key(key: str, known: Iterable[str]) -> str:
 _MAX_CHARS = 200
 
 
+def did_you_mean_flag(word: str, flags: Collection[str]) -> str:
+    """Return ``" Did you mean '--lr'?"`` of a misspelt flag, or of another library's misspelt word; "" if none is near.
+
+    Args:
+        word: The flag, as it was written.
+        flags: The command's flags.
+    """
+    ways = {name: instead_of_flag(name, flags) for name in (*_RENAMED, *_FLAGS)}
+    known = {name: way for name, way in ways.items() if way is not None and way.startswith("--")}
+    known.update({flag.lstrip("-").replace("-", "_"): flag for flag in flags})
+    near = _nearest(word.lstrip("-").replace("-", "_"), known)
+    return f" Did you mean {near!r}?" if near else ""
+
+
+def _nearest(name: str, answers: Mapping[str, str]) -> str | None:
+    """Return the answer for the word that resembles a name most; None if none does."""
+    # Comparing takes as long as the name, which may be a peer's, is long.
+    close = difflib.get_close_matches(name[:_MAX_CHARS], answers, n=1, cutoff=0.6)
+    return answers[close[0]] if close else None
+
+
 def did_you_mean(name: object, valid: Iterable[object], *, num_listed: int = 12) -> str:
     """Return the last sentence of an error message: what to write instead.
 
@@ -610,10 +632,9 @@ def did_you_mean(name: object, valid: Iterable[object], *, num_listed: int = 12)
     names = sorted({str(item) for item in valid})
     if here := renamed(str(name)[:_MAX_CHARS], names):
         return f" Instead: {here!r}."
-    # Comparing takes as long as the name, which may be a peer's, is long.
-    close = difflib.get_close_matches(str(name)[:_MAX_CHARS], names, n=1, cutoff=0.6)
-    if close:
-        return f" Did you mean {close[0]!r}?"
+    others = {word: here for word in _RENAMED if (here := renamed(word, names))}
+    if near := _nearest(str(name), {**others, **{own: own for own in names}}):
+        return f" Did you mean {near!r}?"
     return f" Valid: {', '.join(names)}." if 0 < len(names) <= num_listed else ""
 
 

@@ -467,8 +467,12 @@ def export_policy(
     if format not in formats:
         raise ConfigurationError(f"format: expected one of {', '.join(formats)}, got {format!r}.")
     write, load = formats[format]
-    graph = PolicyGraph(policy)
     target = Path(path)
+    if target.is_dir():
+        raise ConfigurationError(
+            f"cannot write {target}: it is a directory. Name a file, e.g. {target / f'policy.{format}'}."
+        )
+    graph = PolicyGraph(policy)
     temporary = target.with_name(f".{target.name}.{secrets.token_hex(4)}.{format}")
     try:
         temporary.touch()  # where nothing can be written is found out before the work

@@ -35,6 +35,7 @@ __all__ = [
     "Mode",
     "Run",
     "check_mode",
+    "check_no_search",
     "differing_settings",
     "find_run",
     "find_runs",
@@ -61,7 +62,8 @@ X_AXES = {
 
 _TRAINED = "num_env_steps_trained_lifetime"  # the steps of an offline run, which samples none
 _PLACES = ("record_dir", "trace")  # in each run's own directory, so they always differ
-_OF_A_RUN = ("run.json", "config.toml", "metrics.jsonl", "tuner.json")  # the last one: of a search
+_SEARCH = "tuner.json"  # in the directory of a search
+_OF_A_RUN = ("run.json", "config.toml", "metrics.jsonl", _SEARCH)
 _AWAY_S = 24 * 3600.0  # a run on another host may still be running if its files changed within this time
 
 
@@ -156,13 +158,14 @@ class Run:
         key = X_AXES[x]
         if x == "steps" and not self.results[-1].get(key):
             key = _TRAINED
-        rows = [dict(numbers_in(result)) for result in self.results]
-        points = [(row[key], row[y]) for row in rows if key in row and y in row]
+        rows = [(_number_in(result, key), _number_in(result, y)) for result in self.results]
+        points = [(at, value) for at, value in rows if at is not None and value is not None]
         if not points:
-            names = {name for row in rows for name in row}
+            names = {name for result in self.results for name, _ in numbers_in(result)}
             hint = did_you_mean(y, names)
             if y == RETURN_MEAN:
-                hint = " No episode has ended yet."
+                evaluated = f"evaluation/{RETURN_MEAN}"
+                hint = f" It has {evaluated!r}." if evaluated in names else " No episode has ended yet."
             raise ConfigurationError(f"{self.path}: no result has a number {y!r}.{hint}")
         found = np.array(points, np.float64)
         return found[:, 0], found[:, 1]
@@ -260,8 +263,36 @@ def find_runs(directory: str | Path) -> list[Run]:
                 continue
     if not runs:
         why = "no run in" if directory.is_dir() else "no directory"
+        if (directory / _SEARCH).exists() or any(directory.glob(f"*/{_SEARCH}")):
+            raise ConfigurationError(
+                f"{directory} holds a search, whose trials are no run directories: rlzmq dashboard {directory} shows "
+                "them."
+            )
         raise ConfigurationError(f"{why} {directory}: name a run directory, or a directory of runs.")
     return sorted(runs, key=lambda run: (run.changed_s, run.path))
+
+
+def check_no_search(place: Path) -> None:
+    """Check that a directory, where a checkpoint is expected, is not that of a search or of a whole trial.
+
+    Raises:
+        ConfigurationError: It is; the text names the best of its checkpoints.
+    """
+    of = next((path for path in (place, place.absolute().parent) if (path / _SEARCH).is_file()), None)
+    if of is None or (place / "manifest.json").exists():
+        return
+    metric, mode, saved = RETURN_MEAN, "max", []
+    with contextlib.suppress(OSError, ValueError, LookupError, TypeError):
+        fields = json.loads((of / _SEARCH).read_text(encoding="utf-8"))["tune_config"]["fields"]
+        metric, mode = str(fields["metric"]["value"]), fields["mode"]["value"]
+    for file in place.glob("checkpoints.json" if of != place else "*/checkpoints.json"):
+        with contextlib.suppress(OSError, ValueError, LookupError, TypeError):
+            for each in json.loads(file.read_text(encoding="utf-8")):
+                score = score_at(each["result"], metric, mode)
+                saved.append((score, each["result"]["training_iteration"], file.with_name(each["name"])))
+    what = "search" if of == place else "trial"
+    best = f"Name one; the best by {metric} is {max(saved)[2]}." if saved else "It holds none."
+    raise ConfigurationError(f"{place} is the directory of a {what}, expected a checkpoint. {best}")
 
 
 def results_in(file: Path) -> list[dict[str, Any]]:
@@ -301,6 +332,14 @@ def numbers_in(result: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
     for path, value in flatten(result).items():
         if isinstance(value, int | float | np.number) and not isinstance(value, bool):
             yield path, float(value)
+
+
+def _number_in(result: Mapping[str, Any], path: str) -> float | None:
+    """Return the number at a path, also of a name that contains a slash; None if the result has none there."""
+    value = value_at(result, path)
+    if value is None:
+        value = flatten(result).get(path)
+    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
 
 
 def _last_iteration(path: Path) -> int | None:

@@ -123,7 +123,7 @@ class Experiment:
         )
         self._store = ThreadPoolExecutor(1, thread_name_prefix="tune-study")
         self._callbacks = ThreadPoolExecutor(1, thread_name_prefix="tune-callbacks")
-        self._num_results = 0
+        self._num_results, self._has_metric = 0, False
         self._check_ends()
 
     # -- the loop -------------------------------------------------------------------------------------------
@@ -135,6 +135,7 @@ class Experiment:
             runs_again: Maps an ended trial to whether it runs again.
 
         Raises:
+            ConfigurationError: Results lack the search's metric, or all metrics that end trials.
             BaseException: A trial's error, with ``fail_fast="raise"``.
         """
         self._watch.start("tune-calls")
@@ -365,10 +366,7 @@ class Experiment:
             decision = self._decide(trial, result, is_pruned=await self._report(trial, result))
             result["done"] = decision.action == "stop"
             trial.log(result)
-            if not self._num_results and self._metric is not None:
-                missing, text = missing_metrics("TuneConfig(metric=…)", [self._metric], result)
-                if missing:
-                    _log.warning("%s Trials are not compared until they have it.", text)
+            self._check_metric(result)
             self._num_results += 1
             await self._call_back("on_trial_result", trial, result=result)
             self._view.show(self._trials)
@@ -396,11 +394,32 @@ class Experiment:
             decision = self._scheduler.on_trial_result(trial, result)
             if is_pruned and decision.action == "continue":
                 decision = self._scheduler.on_trial_pruned(trial)
-            if self._stopper(trial.trial_id, result) or result["done"]:
+            try:
+                is_met = self._stopper(trial.trial_id, result)
+            except ConfigurationError as error:
+                self._give_up(error)
+                is_met = False
+            if is_met or result["done"]:
                 decision = Decision("stop")
             if self._stopper.stop_all() or self._has_to_end():
                 self._is_over = True
         return Decision("stop") if self._is_over else decision
+
+    def _check_metric(self, result: Mapping[str, Any]) -> None:
+        """Give up if results lack the metric: no trial could be compared with another."""
+        if self._metric is None or self._has_metric:
+            return
+        missing, text = missing_metrics("TuneConfig(metric=…)", [self._metric], result)
+        self._has_metric = value_at(result, self._metric) is not None
+        if missing:
+            self._give_up(
+                ConfigurationError(f"{text} Every result needs a number there, NaN until there is one.")
+            )
+
+    def _give_up(self, error: ConfigurationError) -> None:
+        """Let all trials pause, as an interrupt does, and `run` raise an error of the settings they share."""
+        self._error = self._error or error
+        self._is_interrupted = True
 
     async def _save(self, handle: ActorHandle, trial: Trial, *, is_kept: bool) -> None:
         path = trial.new_checkpoint_path()

@@ -75,14 +75,14 @@ class ThresholdStopper(Stopper):
         """Return whether one of the metrics has reached its threshold.
 
         Raises:
-            ConfigurationError: The first result has none of the metrics, so the trial would never end.
+            ConfigurationError: Results have none of the metrics, so no trial would ever end.
         """
         if not self._is_checked:
-            self._is_checked = True
             missing, text = missing_metrics("RunConfig(stop=…)", self.thresholds, result)
             if missing and len(missing) == len(self.thresholds):
                 raise ConfigurationError(text)
-            if missing:
+            self._is_checked = has_ended_episodes(result)
+            if missing and self._is_checked:
                 _log.warning("%s", text)
         return any(
             (value := number_at(result, path)) is not None and value >= threshold
@@ -230,12 +230,24 @@ class ExperimentPlateauStopper(Stopper):
         return self._num_met > self.patience
 
 
+def has_ended_episodes(result: Mapping[str, Any]) -> bool:
+    """Return whether a result has all metrics of episodes: always, if it is not that of an algorithm that samples."""
+    return bool(value_at(result, "env_runners/num_episodes_lifetime") != 0)
+
+
 def missing_metrics(where: str, paths: Iterable[str], result: Mapping[str, Any]) -> tuple[list[str], str]:
-    """Return which metrics a result lacks, except those of evaluations, which may appear later, and a text about it."""
+    """Return which metrics a result lacks, and a text about it.
+
+    Those of evaluations may appear later, and until an episode has ended those of episodes.
+    """
+    later = ("evaluation/",) if has_ended_episodes(result) else ("evaluation/", "env_runners/")
+    numbers = bool | int | float
     missing = [
-        path for path in paths if value_at(result, path) is None and not path.startswith("evaluation/")
+        path
+        for path in paths
+        if not isinstance(value_at(result, path), numbers) and not path.startswith(later)
     ]
-    known = [path for path, value in flatten(result).items() if isinstance(value, bool | int | float)]
+    known = [path for path, value in flatten(result).items() if isinstance(value, numbers)]
     return missing, "".join(
         f"{where}: results have no {path!r}.{did_you_mean(path, known)}" for path in missing[:1]
     )

@@ -235,7 +235,7 @@ class Tuner:
 
         Raises:
             ConfigurationError: The experiment exists already, another process runs it or the directory holds a training
-                run, or the settings are incompatible.
+                run, the settings are incompatible, or results lack the metric or all metrics that end trials.
         """
         get_fork_server()  # the fork server imports torch while this process opens the study
         return get_loop_thread().run(self.fit_async())

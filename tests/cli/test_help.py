@@ -167,6 +167,8 @@ def test_every_file_gets_readable_texts_in_their_order(
         (["tune", "ppo", "--env", "CartPole-v1", "--lr", "1..2:logg"], 78, "A range is LOW..HIGH"),
         (["tune", "ppo", "--env", "CartPole-v1", "--lr", "1e-4:1e-2"], 78, "A range is LOW..HIGH"),
         (["train", "ppo", "--env-runner", "2"], 2, "there is no --env-runner. Did you mean '--env-runners'?"),
+        (["train", "ppo", "--learning-rat", "1"], 2, "there is no --learning-rat. Did you mean '--lr'?"),
+        (["tune", "bc", "--env", "CartPole-v1", "--lr", "1,2"], 78, "but nothing is evaluated"),
         (["evaluate", "/nowhere"], 78, "does not exist"),
         (["evaluate", __file__], 78, "is not a checkpoint"),
         (["serve", str(Path(__file__).parent)], 78, "holds no checkpoint"),

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from rlzmq import PPOConfig
+from rlzmq import ConfigurationError, PPOConfig
 from rlzmq.cli.main import main
 
 _SPACE = """
@@ -96,6 +96,24 @@ def test_a_function_from_a_file(
     flags = ["--quiet", "--stop", "iterations=2", "--max-concurrent-trials", "1"]
     assert main(["tune", str(space), "--dir", str(tmp_path), *flags]) == 0
     assert "score = 4 in " in capsys.readouterr().out
+    assert main(["tune", str(space), "--dir", str(tmp_path), *flags, "--metric", "scores"]) == 78
+    assert "results have no 'scores'. Did you mean 'score'?" in capsys.readouterr().err
+
+
+def test_searches_of_algorithms_that_learn_from_files_count_trained_steps_and_compare_evaluations(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    made: dict[str, Any] = {}
+
+    def make(trainable: str, **settings: Any) -> None:
+        made.update(settings)
+        raise ConfigurationError("enough is known")
+
+    monkeypatch.setattr("rlzmq.tune.Tuner", make)
+    words = ["tune", "bc", "--env", "CartPole-v1", "--lr", "1,2", "--stop", "steps=5"]
+    assert main([*words, "--evaluation-interval", "1"]) == 78
+    assert made["run_config"].stop == {"num_env_steps_trained_lifetime": 5}
+    assert made["tune_config"].metric == "evaluation/env_runners/episode_return_mean"
 
 
 @pytest.mark.parametrize(

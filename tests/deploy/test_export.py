@@ -324,9 +324,12 @@ def test_one_module_of_a_multi_agent_policy(capsys: pytest.CaptureFixture[str], 
 
 
 def test_what_cannot_be_exported_is_said_in_a_sentence(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert main(["export", str(tmp_path / "nothing")]) == EXIT_CONFIG
     assert "nothing" in capsys.readouterr().err
     with pytest.raises(ConfigurationError, match="expected one of onnx, pt2, got 'tflite'"):
         export_policy(policy_of(BOX, DISCRETE), tmp_path / "x", format="tflite")
+    monkeypatch.setattr("rlzmq.deploy.export.PolicyGraph", None)  # what follows is refused before the work
+    with pytest.raises(ConfigurationError, match=r"Name a file, e\.g\. "):
+        export_policy(policy_of(BOX, DISCRETE), tmp_path)

@@ -6,6 +6,7 @@ import io
 import json
 import math
 import os
+import re
 import shutil
 import sys
 import xml.etree.ElementTree as ET
@@ -75,10 +76,47 @@ def test_iterations_repeated_after_a_resume_count_once_and_torn_lines_not(tmp_pa
     assert list(Run.open(directory.path).curve()[1]) == [1.0, 20.0, 30.0]
 
 
-def test_a_run_from_recorded_data_is_shown_by_its_trained_steps(tmp_path: Path) -> None:
+def test_a_run_from_recorded_data_is_shown_by_its_trained_steps(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     directory = make_run(tmp_path / "a", [])
-    directory.log({**result(1, 64, 2.0), "num_env_steps_sampled_lifetime": 0})
-    assert list(Run.open(ended(directory)).curve()[0]) == [64.0]
+    offline = {**result(1, 64, 2.0), "num_env_steps_sampled_lifetime": 0}
+    evaluation = {"env_runners": offline.pop("env_runners")}
+    directory.log({**offline, "evaluation": evaluation})
+    run = Run.open(ended(directory))
+    evaluated = "evaluation/env_runners/episode_return_mean"
+    assert [list(values) for values in run.curve(evaluated)] == [[64.0], [2.0]]
+    with pytest.raises(ConfigurationError, match=f"It has '{evaluated}'"):
+        run.curve()
+    assert main(["runs", str(tmp_path)]) == 0
+    assert re.search(r" 64 +2\.00 ", capsys.readouterr().out)
+
+
+def test_a_search_and_a_trial_name_the_best_checkpoint_and_searches_have_no_curve(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    fields = {"metric": {"value": "score"}, "mode": {"value": "min"}}
+    (tmp_path / "tuner.json").write_text(json.dumps({"tune_config": {"fields": fields}}))
+    for trial, scores in (("t0", [3, 2]), ("t1", [1, 4]), ("t2", [])):
+        (tmp_path / trial).mkdir()
+        saved = [
+            {"name": f"c{number}", "result": {"training_iteration": number, "score": score}}
+            for number, score in enumerate(scores)
+        ]
+        (tmp_path / trial / "checkpoints.json").write_text(json.dumps(saved))
+    for place, text in (
+        ("", "search"),
+        ("", "t1/c0"),
+        ("t0", "trial"),
+        ("t0", "t0/c1"),
+        ("t2", "holds none"),
+    ):
+        for command in (["evaluate"], ["serve"], ["export"], ["ckpt", "ls"]):
+            assert main([*command, str(tmp_path / place)]) == 78
+            assert text in capsys.readouterr().err
+    for command in ("plot", "runs"):
+        assert main([command, str(tmp_path)]) == 78
+        assert "rlzmq dashboard" in capsys.readouterr().err
 
 
 def test_a_run_is_running_while_its_directory_is_open(tmp_path: Path) -> None:

@@ -253,8 +253,16 @@ def test_thresholds_are_reached_by_values_that_are_not_smaller(caplog: pytest.Lo
         assert ends_at(make_stopper({"los": 0, "loss": 2}), 1, 2) == 2
     assert "results have no 'los'. Did you mean 'loss'" in caplog.text
     assert ends_at(make_stopper({"loss": 3}), float("nan"), 4) == 2
-    with pytest.raises(ConfigurationError, match=r"results have no 'los'. Did you mean 'loss'"):
-        ends_at(make_stopper({"los": 0}), 1)
+    wrong = make_stopper({"los": 0})
+    for _ in range(2):  # each trial's
+        with pytest.raises(ConfigurationError, match=r"results have no 'los'. Did you mean 'loss'"):
+            ends_at(wrong, 1)
+
+
+def test_a_return_ends_trials_although_the_first_result_has_no_ended_episode() -> None:
+    stopper = make_stopper({"env_runners/episode_return_mean": 5})
+    assert not stopper("00000", {"env_runners": {"num_episodes_lifetime": 0}})
+    assert stopper("00000", {"env_runners": {"num_episodes_lifetime": 2, "episode_return_mean": 6.0}})
 
 
 def test_nested_dicts_and_functions_end_trials() -> None:

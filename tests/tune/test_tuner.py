@@ -256,12 +256,10 @@ def test_optuna_suggests_values_by_the_results(run_config: tune.RunConfig) -> No
 @pytest.mark.parametrize(
     "kind", [pytest.param(BasicVariantGenerator, marks=pytest.mark.slow), tune.search.OptunaSearch]
 )
-def test_search_objects_in_the_values_of_others_are_drawn(
-    run_config: tune.RunConfig, kind: Any, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_search_objects_in_the_values_of_others_are_drawn(run_config: tune.RunConfig, kind: Any) -> None:
     inside = {"rate": tune.uniform(1, 2), "more": [tune.choice([5, tune.randint(7, 9)])]}
     space = {"x": tune.grid_search([1, tune.randint(2, 4)]), "kind": tune.choice([inside, {"rate": 0}])}
-    config = tune.TuneConfig(num_samples=5, metric="scores", mode="max", search_alg=kind())
+    config = tune.TuneConfig(num_samples=5, metric="score", mode="max", search_alg=kind())
     results = tune.Tuner(score, param_space=space, tune_config=config, run_config=run_config).fit()
     assert {result.config["x"] for result in results} <= {1, 2, 3}
     kinds = [result.config["kind"] for result in results]
@@ -271,7 +269,25 @@ def test_search_objects_in_the_values_of_others_are_drawn(
     assert all(one["more"][0] in (5, 7, 8) if "more" in one else one == {"rate": 0} for one in kinds)
     restored = tune.Tuner.restore(results.experiment_path, score).get_results()
     assert [result.config for result in restored] == [result.config for result in results]
-    assert "results have no 'scores'. Did you mean 'score'?" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("metric", "stop"), [("scores", None), ("nested", None), ("score", {"scores": 5, "best/score": 5})]
+)
+def test_a_name_that_no_result_has_ends_the_search_at_its_first_result(
+    metric: str, stop: dict[str, float] | None, run_config: tune.RunConfig
+) -> None:
+    asked = {"param_space": {"x": tune.grid_search([1, 2, 3])}, "run_config": run_config}
+    one = tune.TuneConfig(metric=metric, mode="max", max_concurrent_trials=1)
+    run_config.stop = stop
+    with pytest.raises(ConfigurationError, match=r"results have no '(scores|nested)'\. Did"):
+        tune.Tuner(score, tune_config=one, **asked).fit()
+    path = Path(run_config.storage_path) / run_config.name
+    assert [file.parent.name for file in path.glob("*/result.json")] == ["score_00000"]
+    run_config.stop = {"score": 2}
+    named = tune.TuneConfig(metric="score", mode="max")
+    results = tune.Tuner.restore(path, score, tune_config=named, run_config=run_config).fit()
+    assert [result.metrics["score"] for result in results] == [2, 2, 3]
 
 
 @pytest.mark.parametrize("inside", [tune.grid_search([1, 2]), tune.sample_from(lambda: 1)])
