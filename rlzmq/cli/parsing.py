@@ -52,7 +52,7 @@ def parse(
     Args:
         kind: A dataclass with a docstring under each field that states the field's default.
         arguments: The command line after the command's name.
-        usage: The usage line, e.g. ``"rlzmq evaluate PATH [options]"``; the words in lower case are the command.
+        usage: The usage line, e.g. ``"rlzmq evaluate PATH [options]"``; its first words in lower case are the command.
         description: The command's description, shown in its help.
         usual: Names of the fields that ``--help`` shows, of several hundred; ``--help-all`` shows all. None: all.
         elsewhere: Says of the name of an unknown flag whose it is.
@@ -62,8 +62,9 @@ def parse(
     """
     import tyro
 
-    words = usage.partition(" --")[0].partition(" [")[0].split()
-    prog = " ".join(word for word in words if word.islower())
+    prog = " ".join(
+        itertools.takewhile(re.compile("[a-z0-9-]+").fullmatch, usage.partition(" --")[0].split())
+    )
     helps = {"-h", "--help", *(["--help-all"] if usual is not None else [])} & set(arguments)
     shown = with_field_help(kind, usual if helps and "--help-all" not in helps else None)
     if not helps:
@@ -158,7 +159,8 @@ def _in_short(prog: str, usage: str, complaint: str) -> str:
         return complaint.rstrip()
     text, more = parts[0], f" ({prog} --help: the options)"
     if text.startswith("Missing from"):
-        return f"{prog}: missing: {text.partition(': ')[2].removesuffix(' (required)')} usage: {usage}"
+        missing = text.partition(": ")[2].removesuffix(" (required)").replace(" (required)", "")
+        return f"{prog}: missing: {missing} usage: {usage}"
     if found := re.match(r"Missing value for argument '(.*)'", text):
         text = f"{found[1]}: its value is missing."
     elif found := re.match(r"Error parsing (\S+): .*: ('.*')", text):

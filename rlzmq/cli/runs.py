@@ -355,7 +355,7 @@ class CkptOptions:
 
 @command(
     CkptOptions,
-    usage="rlzmq ckpt ls RUN_OR_CHECKPOINT, or rlzmq ckpt diff A B",
+    usage="rlzmq ckpt {ls RUN_OR_CHECKPOINT | diff A B}",
     description="List and check checkpoints, or show what differs between two: settings, weights, counters.",
 )
 def ckpt(options: CkptOptions) -> int:

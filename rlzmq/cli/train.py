@@ -46,6 +46,7 @@ __all__ = [
     "TrainOptions",
     "apply_preset",
     "demo",
+    "misplaced_algorithm",
     "setting_of_others",
     "train",
 ]
@@ -168,8 +169,8 @@ def train(arguments: Sequence[str]) -> int:
     if algorithm and arguments[1:2] and not arguments[1].startswith("-"):  # rlzmq train ppo CartPole-v1
         arguments = [algorithm, "--env", *arguments[1:]]
     asks = bool({"-h", "--help", "--help-all"} & set(arguments))
-    if named := _misplaced_algorithm(algorithm, arguments):
-        print(f"rlzmq train: the algorithm comes first. Instead: {named}", file=sys.stderr)
+    if named := misplaced_algorithm("train", algorithm, arguments):
+        print(named, file=sys.stderr)
         return EXIT_USAGE
     if not algorithm:
         print(_usage(), file=sys.stdout if asks else sys.stderr)
@@ -196,18 +197,26 @@ def train(arguments: Sequence[str]) -> int:
             return interrupt.exit_code or EXIT_INTERRUPTED
 
 
-def _misplaced_algorithm(algorithm: str, arguments: Sequence[str]) -> str | None:
-    """Return the command line that is meant by ``--algo ppo …`` and by ``train CartPole-v1``; None if all is well."""
+def misplaced_algorithm(command: str, first: str, arguments: Sequence[str]) -> str | None:
+    """Return what to write instead of ``--algo ppo …`` and of ``train CartPole-v1``; None if all is well.
+
+    Args:
+        command: ``"train"`` or ``"tune"``.
+        first: What stands where the algorithm should; "" if a flag does.
+        arguments: All arguments of the command.
+    """
     from rlzmq.algorithms.registry import ALGORITHMS
 
-    words = list(arguments)
+    words, meant = list(arguments), []
     for flag, value in itertools.pairwise(words):
-        if not algorithm and flag in ("--algo", "--algorithm", "--run") and value.lower() in ALGORITHMS:
+        if not first and flag in ("--algo", "--algorithm", "--run") and value.lower() in ALGORITHMS:
             at = words.index(flag)
-            return shlex.join(["rlzmq", "train", value.lower(), *words[:at], *words[at + 2 :]])
-    if re.search(r"-v\d+$|\w:\w", algorithm):
-        return shlex.join(["rlzmq", "train", "ppo", "--env", *words])
-    return None
+            meant = [value.lower(), *words[:at], *words[at + 2 :]]
+    if re.search(r"-v\d+$|\w:\w", first):
+        meant = ["ppo", "--env", *words]
+    if not meant:
+        return None
+    return f"rlzmq {command}: the algorithm comes first. Instead: {shlex.join(['rlzmq', command, *meant])}"
 
 
 def _usage() -> str:

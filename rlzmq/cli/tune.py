@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import shlex
 import signal
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,11 +15,11 @@ import tyro
 
 from rlzmq.algorithms.registry import ALGORITHMS, get_config_class, preset_for
 from rlzmq.cli.interrupt import DRAIN_S, Interrupt
-from rlzmq.cli.main import EXIT_INTERNAL
+from rlzmq.cli.main import EXIT_INTERNAL, EXIT_USAGE
 from rlzmq.cli.options import apply_settings, options_type
 from rlzmq.cli.parsing import import_first, parse
 from rlzmq.cli.servers import check_installed, dashboard_of
-from rlzmq.cli.train import OFFLINE_PATHS, StopCriteria, apply_preset, setting_of_others
+from rlzmq.cli.train import OFFLINE_PATHS, StopCriteria, apply_preset, misplaced_algorithm, setting_of_others
 from rlzmq.config.base_config import BaseConfig
 from rlzmq.config.search_space import GridSearch, find_search_objects, search_objects_in_tables
 from rlzmq.config.values import read_toml
@@ -102,7 +103,13 @@ class AlgorithmOptions(TuneOptions):
 
 def tune(arguments: Sequence[str]) -> int:
     """Run the command with `arguments`, which follow ``rlzmq tune``; return the exit code."""
-    algorithm = arguments[0].lower() if arguments and arguments[0].lower() in ALGORITHMS else None
+    first = arguments[0] if arguments and not arguments[0].startswith("-") else ""
+    if named := misplaced_algorithm("tune", first, arguments):
+        print(named, file=sys.stderr)
+        return EXIT_USAGE
+    algorithm = first.lower() if first.lower() in ALGORITHMS else None
+    if first and algorithm is None and not Path(first).suffix and not Path(first).exists():  # no file
+        get_config_class(first)
     kind: type = _FileOptions
     if algorithm is not None:
         config_class = get_config_class(algorithm)

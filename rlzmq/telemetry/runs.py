@@ -281,10 +281,12 @@ def check_no_search(place: Path) -> None:
     of = next((path for path in (place, place.absolute().parent) if (path / _SEARCH).is_file()), None)
     if of is None or (place / "manifest.json").exists():
         return
-    metric, mode, saved = RETURN_MEAN, "max", []
+    metric: str = RETURN_MEAN
+    mode: Mode = "max"
+    saved: list[tuple[float, int, Path]] = []
     with contextlib.suppress(OSError, ValueError, LookupError, TypeError):
         fields = json.loads((of / _SEARCH).read_text(encoding="utf-8"))["tune_config"]["fields"]
-        metric, mode = str(fields["metric"]["value"]), fields["mode"]["value"]
+        metric, mode = fields["metric"]["value"] or metric, fields["mode"]["value"] or mode
     for file in place.glob("checkpoints.json" if of != place else "*/checkpoints.json"):
         with contextlib.suppress(OSError, ValueError, LookupError, TypeError):
             for each in json.loads(file.read_text(encoding="utf-8")):

@@ -212,4 +212,6 @@ def _dropped(reasons: Mapping[str, int]) -> dict[str, str]:
 
 
 def _return_text(mean: float) -> str:
-    return "– (no episode has ended)" if math.isnan(mean) else f"{mean:.1f}"
+    if math.isnan(mean):
+        return "– (no episode has ended)"
+    return f"{mean:.1f}" if abs(mean) >= 10 else f"{mean:.2f}"  # some envs' returns are at most 1

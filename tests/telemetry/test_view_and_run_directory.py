@@ -210,7 +210,7 @@ def test_a_log_has_the_first_iterations_then_a_line_per_some_seconds_and_the_las
     assert {51, 199} <= set(numbers)
     assert len(numbers) <= 20
     after = next(line for line, number in zip(lines, numbers, strict=True) if number >= 60)
-    assert after.endswith("evaluation 7.0")
+    assert after.endswith("evaluation 7.00")
 
 
 def events_in(path: Path) -> list[dict[str, Any]]:
