@@ -104,8 +104,8 @@ class AlgorithmOptions(TuneOptions):
 def tune(arguments: Sequence[str]) -> int:
     """Run the command with `arguments`, which follow ``rlzmq tune``; return the exit code."""
     first = arguments[0] if arguments and not arguments[0].startswith("-") else ""
-    if named := misplaced_algorithm("tune", first, arguments):
-        print(named, file=sys.stderr)
+    if meant := misplaced_algorithm("tune", first, arguments):
+        print(meant, file=sys.stderr)
         return EXIT_USAGE
     algorithm = first.lower() if first.lower() in ALGORITHMS else None
     if first and algorithm is None and not Path(first).suffix and not Path(first).exists():  # no file

@@ -176,6 +176,12 @@ def test_every_file_gets_readable_texts_in_their_order(
         (["evaluate", "/nowhere"], 78, "does not exist"),
         (["evaluate", __file__], 78, "is not a checkpoint"),
         (["serve", str(Path(__file__).parent)], 78, "holds no checkpoint"),
+        (["tune", "ppo", "--env", "CartPole-v1", "--lr", "1,2", "--resume"], 78, "--resume needs the --name"),
+        (["ckpt", "diff", "."], 78, "expected 2 checkpoints or run directories, got 1"),
+        (["ckpt", "diff", "docs", "docs"], 78, "is not a checkpoint: it has no manifest.json"),
+        (["top", "tcp://127.0.0.1:5555"], 78, "join file"),
+        (["top", "docs"], 78, "no run has its sockets in docs"),
+        (["completion", "csh"], 2, "bash"),
         (["ckpt", "ls", "/nowhere"], 78, "/nowhere does not exist"),
         (["replay", "/nowhere"], 78, "/nowhere does not exist: expected a recorded run"),
         (["inspect", "nowhere"], 78, "nowhere is neither a directory"),
@@ -236,10 +242,3 @@ def test_bash_completes_commands_algorithms_and_flags(
     )
     for offered, line in zip(_OFFERED.values(), done.stdout.splitlines(), strict=True):
         assert offered <= set(line.split()), line
-
-
-def test_the_usage_names_it_and_another_shell_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["--help"]) == 0
-    assert "source <(rlzmq completion bash)" in capsys.readouterr().out
-    assert main(["completion", "csh"]) == 2
-    assert "bash" in capsys.readouterr().err

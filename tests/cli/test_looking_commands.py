@@ -163,15 +163,6 @@ def test_ckpt_diff_shows_what_differs(tmp_path: Path, capsys: pytest.CaptureFixt
     assert f"{module}  encoder.layers.0.weight  (4, 4) float32 → (5, 4) float32" in lines
 
 
-def test_ckpt_refuses_what_it_cannot_compare(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["ckpt", "diff", str(tmp_path)]) == 78
-    assert "expected 2 checkpoints or run directories, got 1" in capsys.readouterr().err
-    assert main(["ckpt", "diff", str(tmp_path), str(tmp_path)]) == 78
-    assert "is not a checkpoint: it has no manifest.json" in capsys.readouterr().err
-    assert main(["ckpt", "ls", str(tmp_path)]) == 78
-    assert "nothing here to resume" in capsys.readouterr().out
-
-
 def test_replay_shows_the_poison_and_trains_a_healthy_fragment(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -190,10 +181,7 @@ def test_replay_shows_the_poison_and_trains_a_healthy_fragment(
         assert "x.json does not say why" in capsys.readouterr().err
 
 
-def test_top_says_what_it_needs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["top", "tcp://127.0.0.1:5555"]) == 78
-    assert "join file" in capsys.readouterr().err
-    assert main(["top", str(tmp_path)]) == 78
+def test_top_says_what_a_broker_does() -> None:
     status = {
         **BrokerCore(BrokerOptions("run-of-ours", 1)).status(),
         "loop_lag_s": 0.001, "max_loop_lag_s": 0.01, "num_messages": 3, "num_unsent": 0,

@@ -133,10 +133,3 @@ def test_mistakes_in_the_file_are_named(
     assert main(["tune", str(space), "--dir", str(tmp_path / "runs"), "--quiet"]) == 78
     assert message in capsys.readouterr().err
     assert not (tmp_path / "runs").exists()
-
-
-def test_resuming_needs_a_name(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    space = tmp_path / "space.toml"
-    space.write_text('trainable = "PPO"\n[environment]\nenv = "CartPole-v1"\n')
-    assert main(["tune", str(space), "--resume"]) == 78
-    assert "--resume needs the --name" in capsys.readouterr().err

@@ -124,7 +124,6 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["nowhere"], "nowhere holds no checkpoint"),
         (["000001", "--host", "0.0.0.0", "--port", "80"], "refusing to serve HTTP on 0.0.0.0:80"),
         (["000001", "--max-batch-size", "0"], "--max-batch-size: expected 1 or more"),
         (["000001", "--module", "p0"], "no module 'p0'"),

@@ -98,11 +98,9 @@ def test_a_search_and_a_trial_name_the_best_checkpoint_and_searches_have_no_curv
     fields = {"metric": {"value": "score"}, "mode": {"value": "min"}}
     (tmp_path / "tuner.json").write_text(json.dumps({"tune_config": {"fields": fields}}))
     for trial, scores in (("t0", [3, 2]), ("t1", [1, 4]), ("t2", [])):
+        results = [{"training_iteration": number, "score": score} for number, score in enumerate(scores)]
+        saved = [{"name": f"c{number}", "result": result} for number, result in enumerate(results)]
         (tmp_path / trial).mkdir()
-        saved = [
-            {"name": f"c{number}", "result": {"training_iteration": number, "score": score}}
-            for number, score in enumerate(scores)
-        ]
         (tmp_path / trial / "checkpoints.json").write_text(json.dumps(saved))
     for place, text in (
         ("", "search"),
