@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from rlzmq.core.errors import EnvError
 from rlzmq.core.tree import tree_leaves, tree_map
 from rlzmq.envs.observation_check import misfit
-from rlzmq.episodes.step_values import FLAG_TYPES, REWARD_TYPES, as_flag, as_info, as_reward
+from rlzmq.episodes.step_values import FLAG_TYPES, REWARD_TYPES, as_flag, as_reward, own_info
 
 __all__ = [
     "ActionHistory",
@@ -254,7 +254,7 @@ class LeanSyncVectorEnv(SyncVectorEnv):
             self._begin(index, env, seeds[index], options)
             try:
                 self._latest_obs[index], info = env.reset(seed=seeds[index], options=options)
-                as_info(info)
+                info = own_info(info)
             except Exception as error:
                 self._latest_obs[index], info = self._recovered(index, "reset", error)
             if info:
@@ -305,18 +305,20 @@ class LeanSyncVectorEnv(SyncVectorEnv):
                             history.begin(index, env, None)
                         self.is_resetting = True
                         latest[index], info = env.reset()
+                        if info:
+                            infos[index] = own_info(info)
                         self.is_resetting = False
                         needs_reset[index] = terminated[index] = truncated[index] = False
                         rewards[index] = 0.0
                     else:
                         latest[index], reward, is_terminated, is_truncated, info = env.step(action)
+                        if info:
+                            infos[index] = own_info(info)
                         rewards[index] = reward if type(reward) in REWARD_TYPES else as_reward(reward)
                         if is_terminated or is_truncated:
                             for flags, flag in ((terminated, is_terminated), (truncated, is_truncated)):
                                 flags[index] = flag if type(flag) in FLAG_TYPES else as_flag(flag)
                             needs_reset[index] = True
-                    if info:
-                        infos[index] = info
                 break
             except Exception as error:
                 if index < 0:
@@ -325,6 +327,7 @@ class LeanSyncVectorEnv(SyncVectorEnv):
                 latest[index], info = self._recovered(index, where, error)
                 needs_reset[index] = terminated[index] = truncated[index] = False
                 rewards[index] = 0.0
+                infos.pop(index, None)
                 if info:
                     infos[index] = info
         return self._gather(), rewards, terminated, truncated, infos
@@ -406,7 +409,7 @@ class LeanSyncVectorEnv(SyncVectorEnv):
         """Replace an environment that raised an error, and return the new one's first observation and info."""
         observation, info = replaced(self, index, where, error, self.history.restart)
         self.failed.append(index)
-        return observation, info
+        return observation, own_info(info or {})
 
     def _public(self, observations: object) -> object:
         return deepcopy(observations) if self.copy else observations

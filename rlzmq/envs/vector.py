@@ -37,6 +37,7 @@ from rlzmq.core.synonyms import did_you_mean
 from rlzmq.core.tracebacks import run_error
 from rlzmq.envs.registry import EnvContext, EnvEntry, MakingEnvs, call_creator, make_env, resolve_env
 from rlzmq.envs.sync_vector import LeanSyncVectorEnv, SparseInfos
+from rlzmq.episodes.step_values import own
 
 __all__ = ["VECTORIZE_MODES", "check_env_spaces", "check_space", "make_vec", "sparse_infos"]
 
@@ -112,7 +113,7 @@ def sparse_infos(infos: Mapping[str, Any], num_envs: int) -> SparseInfos:
         num_envs: Number of environments.
 
     Returns:
-        Environment index -> info dict. The values are views, not copies.
+        Environment index -> info dict, with copies of the values.
     """
     sparse: SparseInfos = {}
     for key, value in infos.items():
@@ -128,7 +129,7 @@ def sparse_infos(infos: Mapping[str, Any], num_envs: int) -> SparseInfos:
         per_env = isinstance(value, np.ndarray | Sequence) and not isinstance(value, str | bytes)
         per_env = per_env and len(value) == num_envs
         for index in indices:
-            sparse.setdefault(index, {})[key] = value[index] if per_env else value
+            sparse.setdefault(index, {})[key] = own(value[index] if per_env else value)
     return sparse
 
 

@@ -16,7 +16,7 @@ import numpy as np
 from rlzmq.episodes.columns import Columns
 from rlzmq.episodes.episode_columns import REWARD_SPACE, EpisodeColumns, InfosBuffer
 from rlzmq.episodes.lookback_buffer import InfiniteLookbackBuffer, same_items
-from rlzmq.episodes.step_values import REWARD_TYPES, as_rewards, kept_reward, kept_rewards
+from rlzmq.episodes.step_values import REWARD_TYPES, as_rewards, kept_reward, kept_rewards, sum_of
 
 __all__ = ["SingleAgentEpisode"]
 
@@ -548,7 +548,7 @@ class SingleAgentEpisode(EpisodeColumns):
             rewards = as_rewards(self.rewards.get())
         except ValueError as error:
             raise self._located(error, "rewards") from None
-        return float(rewards.sum(dtype=np.float64) if isinstance(rewards, np.ndarray) else sum(rewards))
+        return float(rewards.sum(dtype=np.float64)) if isinstance(rewards, np.ndarray) else sum_of(rewards)
 
     def get_duration_s(self) -> float:
         """Return the duration in seconds from this chunk's start (reset or cut) to its last step."""

@@ -1,8 +1,8 @@
-"""Conversion and checks of rewards, and of an env step's rewards, done flags and infos by agent."""
+"""Conversion, copies and checks of rewards and infos, and of an env step's rewards, done flags and infos by agent."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -16,7 +16,6 @@ __all__ = [
     "REWARD_TYPES",
     "add_up",
     "as_flag",
-    "as_info",
     "as_reward",
     "as_rewards",
     "can_add_up",
@@ -25,6 +24,9 @@ __all__ = [
     "checked_rewards",
     "kept_reward",
     "kept_rewards",
+    "own",
+    "own_info",
+    "sum_of",
 ]
 
 # Types whose values are all valid rewards. Other types are checked more closely.
@@ -94,7 +96,16 @@ def can_add_up(total: object, reward: object) -> bool:
 
 def add_up(total: Any, reward: Any) -> Any:
     """Return the sum of a reward and the sum so far (None: no rewards yet; see `can_add_up`)."""
-    return total + reward if total else reward
+    return _as_python(total) + _as_python(reward) if total else reward
+
+
+def sum_of(rewards: Iterable[Any]) -> float:
+    """Return the sum of rewards that are single numbers; numpy's small integers would overflow, its bools not count."""
+    return float(sum(map(_as_python, rewards)))
+
+
+def _as_python(number: Any) -> Any:
+    return number.item() if isinstance(number, np.generic) else number
 
 
 def _is_number(reward: object) -> bool:
@@ -140,14 +151,14 @@ def _converted(
 
 
 def checked_infos(infos: Mapping[Any, Any], where: str) -> Mapping[Any, Any]:
-    """Return the infos by agent id, each of them a mapping or None.
+    """Return copies of the infos by agent id (see `own`), each of them a dict or None.
 
     Raises:
         MultiAgentEnvError: A value has another type.
     """
     if _INFO_TYPES.issuperset(map(type, infos.values())):
-        return infos
-    return _converted(infos, as_info, where, "column 'infos'")
+        return {agent_id: own_info(info) if info else info for agent_id, info in infos.items()}
+    return _converted(infos, own_info, where, "column 'infos'")
 
 
 def checked_rewards(rewards: Mapping[Any, Any], where: str) -> Mapping[Any, Any]:
@@ -164,11 +175,21 @@ def checked_rewards(rewards: Mapping[Any, Any], where: str) -> Mapping[Any, Any]
 NO_INFO = "expected an info, a dict"  # how the error about a missing one begins
 
 
-def as_info(info: object) -> Any:
-    """Return the info that an environment's reset returned; raise TypeError if it is none."""
+def own_info(info: object) -> dict[str, Any]:
+    """Return a copy of an info that an environment returned (see `own`); raise TypeError if it is none."""
     if not isinstance(info, Mapping):
         raise TypeError(f"{NO_INFO}, got {info!r} ({type(info).__name__})")
-    return info
+    return {key: value if type(value) in REWARD_TYPES else own(value) for key, value in info.items()}
+
+
+def own(value: Any) -> Any:
+    """Return a value of an info with copies of dicts, lists, tuples and arrays: an environment may change its own."""
+    kind = type(value)
+    if isinstance(value, np.ndarray):
+        return value.copy()
+    if kind is dict:
+        return {key: own(item) for key, item in value.items()}
+    return kind(map(own, value)) if kind is list or kind is tuple else value
 
 
 def as_flag(flag: object) -> bool:

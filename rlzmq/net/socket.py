@@ -514,7 +514,10 @@ class DrainSocket(EdgeReader):
         """
         self._check_usable()
         sizes = sizes_of(frames)
-        largest, what = (max(sizes), "frame") if self._partial is None else (sum(sizes), "message")
+        largest, what = max(sizes), "frame"
+        if self._partial is not None:  # as the receiver counts it
+            num_parts = len(sizes) + sum(size // PART_BYTES for size in sizes)
+            largest, what = sum(sizes) + num_parts * _PART_COST_BYTES, "message"
         if largest > self.options.max_message_bytes:
             raise ProtocolError(
                 f"a {what} of {largest} bytes is larger than the {self.options.max_message_bytes} bytes "

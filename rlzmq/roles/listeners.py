@@ -30,7 +30,7 @@ from rlzmq.net.shared_memory import SharedFrames
 from rlzmq.net.socket import DrainSocket, SendTicket
 from rlzmq.wire.codec import Buffer, notice_of, open_publication
 
-__all__ = ["BrokerListeners", "Outbox"]
+__all__ = ["MAX_MESSAGE_BYTES", "MAX_REMOTE_MESSAGE_BYTES", "BrokerListeners", "Outbox"]
 
 
 # A runner has a few leases and acknowledgements in flight, and gets two heartbeats per second.
@@ -173,12 +173,12 @@ _log = logging.getLogger("rlzmq.broker")
 
 # Delays of the probes that find out which peer's connection broke.
 _PROBES_S = (0.01, 0.1)
-# One frame: a column of a fragment, or a whole model's weights.
-_MAX_MESSAGE_BYTES = 1 << 30
+MAX_MESSAGE_BYTES = 1 << 30
+"""Of one frame: a column of a fragment, or a whole model's weights."""
 # Unread messages of an external peer after which libzmq stops reading from it.
 _MAX_UNREAD_MESSAGES = 64
-# Of an external peer; all its frames together.
-_MAX_REMOTE_MESSAGE_BYTES = 1 << 29
+MAX_REMOTE_MESSAGE_BYTES = 1 << 29
+"""Of an external peer; all its frames together."""
 
 # Larger weights are announced to external runners, of which one for each host requests them.
 _MAX_PUSHED_BYTES = 16 * 1024
@@ -223,10 +223,10 @@ class BrokerListeners:
         roles: dict[str, str],
     ) -> dict[str, str]:
         """Listen; for arguments and result see `BrokerRole` and `BrokerRole.start`."""
-        addresses = self._open(_LOCAL, local, _MAX_MESSAGE_BYTES, None)
+        addresses = self._open(_LOCAL, local, MAX_MESSAGE_BYTES, None)
         if listen is not None:
             self._authenticator = Authenticator(self._context, roles)
-            remote = self._open(_REMOTE, listen, _MAX_REMOTE_MESSAGE_BYTES, curve)
+            remote = self._open(_REMOTE, listen, MAX_REMOTE_MESSAGE_BYTES, curve)
             addresses |= {f"remote_{name}": address for name, address in remote.items()}
         return addresses
 

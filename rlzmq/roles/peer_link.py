@@ -29,6 +29,7 @@ from rlzmq.net.keys import CurveClient
 from rlzmq.net.shared_memory import SegmentPool, SharedFrames
 from rlzmq.net.socket import DrainSocket
 from rlzmq.protocol.core import Instruction, Received, Send, Stop
+from rlzmq.roles.listeners import MAX_MESSAGE_BYTES, MAX_REMOTE_MESSAGE_BYTES
 from rlzmq.wire.codec import Buffer, SchemaError, WireError
 from rlzmq.wire.messages import Goodbye, TraceEvents, decode_message
 from rlzmq.wire.payloads import pack_blob, unpack_blob
@@ -95,8 +96,6 @@ def add_to_trace(message: TraceEvents, payload: Sequence[Buffer]) -> None:
     except (KeyError, TypeError, ValueError) as error:
         raise SchemaError(f"TraceEvents of {message.source[:60]}: {error}") from None
 
-
-MAX_MESSAGE_BYTES = 1 << 30  # of one frame: a column of a fragment, or a whole model's weights
 
 _log = logging.getLogger("rlzmq")
 
@@ -169,7 +168,7 @@ class PeerLink:
         """Connect and register; return before the broker has answered."""
         self._context = Context()
         options = SocketOptions(
-            max_message_bytes=MAX_MESSAGE_BYTES,
+            max_message_bytes=MAX_MESSAGE_BYTES if self.is_local else MAX_REMOTE_MESSAGE_BYTES,
             max_queued_bytes=MAX_MESSAGE_BYTES,
             receive_high_water_mark=0,  # bounded by credits; see `SocketOptions`
             linger_ms=500,

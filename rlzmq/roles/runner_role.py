@@ -29,7 +29,7 @@ from rlzmq.actors.host import ActorThread
 from rlzmq.config.base_config import BaseConfig
 from rlzmq.core import faults, trace
 from rlzmq.core.call_watch import EnvWatch
-from rlzmq.core.errors import PeerLostError
+from rlzmq.core.errors import PeerLostError, ProtocolError
 from rlzmq.core.metrics import FRAGMENT_DELIVERY_TIMER, FRAGMENT_ENCODE_TIMER, WEIGHTS_WAIT_TIMER, StageTimers
 from rlzmq.core.patience import HEARTBEAT_S, NARROW_PATH, TICK_S
 from rlzmq.core.process import apply_log_level, end_if_out_of_memory, limit_memory
@@ -301,7 +301,13 @@ class RunnerLink(PeerLink):
                 self._idle.lease_ended(time.perf_counter())
                 fragment = str(self.core.next_fragment)
                 start = time.perf_counter()
-                self.do(self.core.sampled(**done.result(), now=self.now()))
+                try:
+                    self.do(self.core.sampled(**done.result(), now=self.now()))
+                except ProtocolError as error:
+                    raise ProtocolError(
+                        f"A fragment of {done.result()['num_env_steps']} env steps is too large to be sent: {error}. "
+                        "Set a smaller rollout_fragment_length, or fewer num_envs_per_env_runner."
+                    ) from None
                 sent = time.perf_counter()
                 self._idle.sent(sent)
                 self._timers.add(FRAGMENT_ENCODE_TIMER, encode_s + sent - start)

@@ -151,7 +151,8 @@ class ModuleStep:
             outputs[Columns.ACTIONS] = actions
             if logp is not None:
                 outputs[Columns.ACTION_LOGP] = logp
-        state_out = outputs[Columns.STATE_OUT]
+        # Its own memory: the module may have returned a part of the observations, which the next step overwrites.
+        state_out = tree_map(torch.clone, outputs[Columns.STATE_OUT])
         columns = {
             name: tree_map(to_numpy if name == Columns.STATE_OUT else _without_time, value)
             for name, value in outputs.items()

@@ -23,7 +23,14 @@ from rlzmq.episodes.agent_timelines import (
     Timeline,
 )
 from rlzmq.episodes.columns import Columns
-from rlzmq.episodes.step_values import FLAG_TYPES, REWARD_TYPES, checked_infos, checked_rewards
+from rlzmq.episodes.step_values import (
+    FLAG_TYPES,
+    REWARD_TYPES,
+    checked_infos,
+    checked_rewards,
+    own_info,
+    sum_of,
+)
 from rlzmq.runners.module_step import ModuleStep
 
 __all__ = ["AgentRecord", "GrowingColumn", "LiveEpisode", "ModuleStore", "gather_states"]
@@ -397,7 +404,7 @@ class LiveEpisode:
             if track.output_keys is None:
                 track.output_keys = frozenset()
             if infos and (info := infos.get(agent_id)):
-                record.infos[len(record.act_rows)] = info
+                record.infos[len(record.act_rows)] = own_info(info)
         if not is_ongoing:
             self._end(terminateds, truncateds)
         return len(observed)
@@ -489,8 +496,7 @@ class LiveEpisode:
     def returns(self) -> tuple[dict[Any, float], dict[Any, str]]:
         """Return this chunk's return by agent id, and module id by agent id."""
         returns = {
-            agent_id: float(sum(record.rewards[record.lookback :]))
-            for agent_id, record in self.records.items()
+            agent_id: sum_of(record.rewards[record.lookback :]) for agent_id, record in self.records.items()
         }
         return returns, {agent_id: record.store.module_id for agent_id, record in self.records.items()}
 

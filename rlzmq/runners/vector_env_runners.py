@@ -206,8 +206,8 @@ class VectorStepper:
                 )
         actions = columns[Columns.ACTIONS]
         for_env = batch.get(Columns.ACTIONS_FOR_ENV, batch[Columns.ACTIONS])
-        if isinstance(for_env, list):
-            for_env = tree_stack(for_env)
+        # The environment may change what it gets, and the episode has the same arrays.
+        for_env = tree_stack(for_env) if isinstance(for_env, list) else tree_map(np.copy, for_env)
         dtype = self.env.single_action_space.dtype
         if isinstance(for_env, np.ndarray) and dtype is not None and for_env.dtype.kind != dtype.kind:
             for_env = for_env.astype(dtype)
@@ -349,7 +349,11 @@ class AgentsStepper:
             for own in outputs.values():
                 own[Columns.WEIGHTS_VERSION] = weights_version
             acts.append((actions, outputs))
-        return batch.get(Columns.ACTIONS_FOR_ENV, batch[Columns.ACTIONS]), acts
+        for_envs = batch.get(Columns.ACTIONS_FOR_ENV, batch[Columns.ACTIONS])
+        # An environment may change what it gets, and the episode has the same arrays.
+        return [
+            {id_: tree_map(_copy, action) for id_, action in for_env.items()} for for_env in for_envs
+        ], acts
 
     def random_acts(
         self, episodes: Sequence[MultiAgentEpisode], weights_version: int

@@ -43,6 +43,16 @@ def test_a_class_gets_the_context() -> None:
     assert (env.config.worker_index, env.config.vector_index) == (2, 3)
 
 
+class TakesOut(gym.Env[Any, Any]):
+    def __init__(self, config: EnvContext) -> None:
+        self.size = config.pop("size")
+
+
+def test_an_env_that_takes_settings_out_of_its_config_can_be_made_again() -> None:
+    context = EnvContext({"size": 3})
+    assert [make_env(TakesOut, context).size for _ in range(2)] == [3, 3]
+
+
 class TakesTwo(gym.Env[Any, Any]):
     def __init__(self, size: int, speed: float) -> None:
         self.size, self.speed = size, speed

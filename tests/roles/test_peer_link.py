@@ -7,13 +7,17 @@ import os
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from rlzmq.core.addresses import SocketDirectory
+from rlzmq.core.errors import ProtocolError
 from rlzmq.net.context import Context, SocketOptions
+from rlzmq.net.keys import CurveClient, KeyPair
 from rlzmq.net.socket import DrainSocket
 from rlzmq.protocol.core import Send
 from rlzmq.protocol.runner_core import RunnerCore
+from rlzmq.roles.listeners import MAX_REMOTE_MESSAGE_BYTES
 from rlzmq.roles.neighbors import Neighbors
 from rlzmq.roles.peer_link import PeerLink
 from rlzmq.wire.codec import new_publication_buffer, notice_of, open_publication, seal_publication
@@ -94,6 +98,18 @@ async def test_a_peer_that_stops_during_a_lease_says_goodbye_nevertheless() -> N
             await link.stop()
         async with asyncio.timeout(30):
             assert await received == Goodbye("before its last fragment was finished")
+
+
+async def test_what_the_broker_would_cut_an_external_peer_for_is_not_sent() -> None:
+    keys = KeyPair.generate(), KeyPair.generate()
+    core = FailingCore("")
+    link = FailingLink(core, "tcp://127.0.0.1:9", CurveClient(keys[0].public, keys[1]))
+    core.work = lambda: None
+    await link.start()
+    for num_bytes in (MAX_REMOTE_MESSAGE_BYTES, MAX_REMOTE_MESSAGE_BYTES - 1000):  # parts have heads
+        with pytest.raises(ProtocolError, match="runner-0"):
+            link.do([Send(b"", SnapshotRequest(0, 0), whole=(b"header", np.zeros(num_bytes, np.uint8)))])
+    await link.close()
 
 
 _OPTIONS = SocketOptions(max_message_bytes=1 << 20, reconnect_interval_max_ms=100)

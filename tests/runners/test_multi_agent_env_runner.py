@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import defaultdict
 from typing import Any
 
 import numpy as np
 import pytest
+from gymnasium import spaces
 
 from rlzmq.algorithms.ppo import PPOConfig
 from rlzmq.core.errors import EnvError
+from rlzmq.envs.multi_agent_env import MultiAgentEnv
 from rlzmq.modules.multi_rl_module_spec import MultiRLModuleSpec
 from rlzmq.modules.spec import RLModuleSpec
 from rlzmq.runners.vector_env_runners import MultiAgentEnvRunner
@@ -182,15 +185,44 @@ def test_callbacks_come_in_order_with_real_episodes() -> None:
     assert events[:3] == ["created", "start", "step"]
 
 
-def test_the_observations_of_an_env_that_reuses_its_arrays_are_kept_apart() -> None:
-    class Reusing(RestlessAgentsEnv):
-        def _observation(self, agent: str) -> Any:
-            array = self.__dict__.setdefault("arrays", {}).setdefault(agent, np.zeros(4, np.float32))
-            array[:] = super()._observation(agent)
-            return array
+class Reuses(MultiAgentEnv):
+    """Returns the same arrays and infos again and again, changes its actions, and has small integers as rewards."""
 
-    for fused in (True, False):
-        config = restless_config(4).environment(Reusing)
-        for episode in make_runner(config, fused=fused).sample(num_timesteps=40):
-            for agent_id, sae in episode.agent_episodes.items():
-                check_chunk(sae, agent_id)
+    def __init__(self, config: Any = None) -> None:
+        super().__init__()
+        self.possible_agents = self.agents = ["a", "b"]
+        self.observation_space = spaces.Box(0, 99, (1,))
+        self.action_space = spaces.MultiDiscrete([5, 5])
+        self.infos: Any = {agent_id: {"t": 0} for agent_id in self.agents}
+        self.array = np.zeros(1, np.float32)
+
+    def observe(self, t: int) -> Any:
+        self.t = self.infos["a"]["t"] = self.infos["b"]["t"] = self.array[0] = t
+        return dict.fromkeys("ab"[: 2 - t % 2], self.array)
+
+    def reset(self, **kwargs: Any) -> Any:
+        return self.observe(0), self.infos
+
+    def step(self, action_dict: Any) -> Any:
+        rewards = {agent_id: np.uint8(100) for agent_id in self.agents}
+        for agent_id, action in action_dict.items():
+            rewards[agent_id] += action.sum().astype(np.uint8)
+            action[:] = 0
+        return self.observe(self.t + 1), rewards, {"__all__": self.t == 4}, {}, self.infos
+
+
+@pytest.mark.parametrize("fused", [True, False])
+def test_values_are_those_of_their_step_although_the_env_reuses_and_changes_them(fused: bool) -> None:
+    config = PPOConfig().environment(Reuses).multi_agent(policies={"p"}, policy_mapping_fn=lambda *_: "p")
+    runner = make_runner(config.env_runners(num_envs_per_env_runner=2), fused=fused)
+    total = 0.0
+    for episode in runner.sample(num_episodes=2):
+        for sae in episode.agent_episodes.values():
+            times = sae.get_observations()[:, 0].tolist()  # "b" observes every second step
+            assert [info["t"] for info in sae.get_infos()] == times
+            rewards = [100 * (after - t) for t, after in itertools.pairwise(times)] + sae.get_actions().sum(
+                -1
+            )
+            assert sae.get_rewards().tolist() == rewards.tolist()
+            total += sum(sae.get_rewards().tolist())
+    assert runner.get_metrics()["episode_return_mean"] == total / 2 > 800

@@ -212,6 +212,61 @@ def test_the_episode_keeps_the_modules_action_and_the_env_gets_its_own(runner_of
     assert np.abs(actions).max() > 1  # really the unclipped ones
 
 
+class Reuses(ShortEnv):
+    """Returns the same arrays and dicts again and again, and changes its actions."""
+
+    observation_space = spaces.Box(0, 99, (1,))
+    action_space = spaces.MultiDiscrete([5, 5])
+
+    def __init__(self, config: Any) -> None:
+        super().__init__(config)
+        self.array = np.zeros(1, np.float32)
+        self.info: dict[str, Any] = {"t": 0, "deep": {"arrays": [self.array]}}
+
+    def reset(self, **kwargs: Any) -> Any:
+        return super().reset(**kwargs)[0], self.info
+
+    def step(self, action: Any) -> Any:
+        return *super().step(action)[:-1], self.info
+
+    def observation(self) -> Any:
+        self.array[:] = self.info["t"] = self.t
+        return self.array
+
+    def reward(self, action: Any) -> float:
+        total = float(action.sum())
+        action[:] = 0
+        return total
+
+
+class Remembers(LinearModule):
+    """Its state is the observation before."""
+
+    def setup(self) -> None:
+        self.layer = torch.nn.Linear(1, 10)
+
+    def get_initial_state(self) -> Any:
+        return {"before": torch.full((1,), -1.0)}
+
+    def _forward(self, batch: dict[str, Any], **kwargs: Any) -> dict[str, Any]:
+        before = batch["state_in"]["before"]
+        state_out = {"before": batch["obs"][:, -1]}
+        return {**super()._forward(batch), "seen": before.unsqueeze(1), "state_out": state_out}
+
+
+def test_values_are_those_of_their_step_although_the_env_reuses_and_changes_them(runner_of: Any) -> None:
+    config = make_config(Reuses, num_envs=2)
+    config.rl_module(rl_module_spec=RLModuleSpec(module_class=Remembers, model_config={"max_seq_len": 4}))
+    runner = runner_of(config)
+    for episode in (episode for _ in range(3) for episode in runner.sample(num_timesteps=8)):
+        times = list(range(episode.t_started, episode.t + 1))
+        infos = episode.get_infos()
+        assert episode.get_observations()[:, 0].tolist() == times
+        assert [info["t"] for info in infos] == [info["deep"]["arrays"][0][0] for info in infos] == times
+        assert episode.get_actions().sum(-1).tolist() == episode.get_rewards().tolist()
+        assert episode.get_extra_model_outputs("seen")[:, 0].tolist() == [t - 1 for t in times[:-1]]
+
+
 def test_seeds_decide_the_trajectories(runner_of: Any) -> None:
     def sample(seed: int | None, worker_index: int = 0, incarnation: int = 0) -> Any:
         config = make_config(seed=seed)
