@@ -83,7 +83,8 @@ class JoinKeys:
         if port or name not in self.ports:
             return address
         try:
-            socket.create_server((host, self.ports[name])).close()
+            family = socket.AF_INET6 if host.startswith("[") else socket.AF_INET
+            socket.create_server((host.strip("[]"), self.ports[name]), family=family).close()
         except OSError:
             return address
         return f"tcp://{host}:{self.ports[name]}"
@@ -126,6 +127,8 @@ def at_host(address: str, host: str | None) -> str:
     """Return the address with the advertised host name, if there is one."""
     if host is None:
         return address
+    if ":" in host:  # an IPv6 address
+        host = f"[{host.strip('[]')}]"
     return f"tcp://{host}:{split_tcp(address)[1]}"
 
 

@@ -354,7 +354,8 @@ class JoinFile:
 def _is_listening(address: str) -> bool:
     """Return whether somebody listens at an address of this machine, e.g. the head that was started again."""
     try:
-        with socket.create_connection(split_tcp(address), timeout=1.0):
+        host, port = split_tcp(address)
+        with socket.create_connection((host.strip("[]"), port), timeout=1.0):
             return True
     except OSError:
         return False

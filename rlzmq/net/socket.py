@@ -455,6 +455,7 @@ class DrainSocket(EdgeReader):
         self._check_usable()
         check_bind_address(address, has_keys=isinstance(self._curve, CurveServer))
         lock = AddressLock.take(address)
+        self._allow_ipv6(address)
         try:
             self._raw.bind(address)
         except zmq.ZMQError as error:
@@ -479,11 +480,17 @@ class DrainSocket(EdgeReader):
         """
         self._check_usable()
         check_connect_address(address, has_keys=isinstance(self._curve, CurveClient))
+        self._allow_ipv6(address)
         try:
             self._raw.connect(address)
         except zmq.ZMQError as error:
             raise ConfigurationError(f"cannot connect to {address}: {error.strerror}") from error
         self.recheck()
+
+    def _allow_ipv6(self, address: str) -> None:
+        """Let the socket use an IPv6 address. Of a name, libzmq would then try its first IPv6 address only."""
+        if address.startswith("tcp://["):
+            self._raw.set(zmq.IPV6, 1)
 
     # -- sending -------------------------------------------------------------------------------------
 

@@ -52,6 +52,7 @@ __all__ = ["EnvRunner", "SampleRequest"]
 _log = logging.getLogger("rlzmq.runners")
 
 _KEPT = "connector pieces keep what a checkpoint has of runners, with get_state() and set_state()"
+_EMPTY_S = 10.0  # until the first warning; the next one comes after six times as long
 _WATCHED = "a process that dies or hangs is replaced, see fault_tolerance()"
 _EPISODE_HOOKS = ("on_episode_created", "on_episode_start", "on_episode_step", "on_episode_end")
 
@@ -203,6 +204,8 @@ class EnvRunner(TellsUncalled, Checkpointable):
         self._inner_metas: list[FragmentMeta] = []
         self._left_over: Any = None
         self._totals: dict[str, EpisodeTotals] = {}
+        self._empty_since_s: float | None = None
+        self._next_warning_s = _EMPTY_S
         # What `get_metrics` has returned, and logged states.
         self._told: tuple[dict[str, Any], dict[str, Any]] = {}, {}
         self.make_env()
@@ -457,6 +460,7 @@ class EnvRunner(TellsUncalled, Checkpointable):
         batch, self._left_over = self._left_over, None
         if batch is None:
             batch = self.sample_batch(num_timesteps=num_env_steps)
+            self._warn_if_empty(batch.num_env_steps)
         if batch.num_env_steps > num_env_steps:
             meta = batch.meta
             batch, self._left_over = batch.split(num_env_steps)
@@ -464,6 +468,19 @@ class EnvRunner(TellsUncalled, Checkpointable):
             rest = self._left_over.num_env_steps
             self._left_over.meta = {**meta, "num_env_steps": rest, "episode_metrics": {}, "timers": {}}
         return batch
+
+    def _warn_if_empty(self, num_env_steps: int) -> None:
+        """Log a warning if `sample` has returned no env steps for long."""
+        now_s = time.perf_counter()
+        if num_env_steps or self._empty_since_s is None:
+            self._empty_since_s, self._next_warning_s = None if num_env_steps else now_s, _EMPTY_S
+        elif (empty_s := now_s - self._empty_since_s) >= self._next_warning_s:
+            self._next_warning_s *= 6
+            _log.warning(
+                "%s.sample() has returned no env steps for %.0f s; training waits for some.",
+                type(self).__name__,
+                empty_s,
+            )
 
     def _finished_of(self, batch: Any) -> FinishedEpisodes:
         """Return the statistics of the episodes that ended, with the sums of their earlier chunks."""

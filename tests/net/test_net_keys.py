@@ -24,13 +24,13 @@ RUNNER = KeyPair.generate()
 class Server:
     """A ROUTER on loopback TCP with keys; ``received`` holds (role, body)."""
 
-    def __init__(self, context: Context) -> None:
+    def __init__(self, context: Context, host: str) -> None:
         self.received: asyncio.Queue[tuple[str | None, bytes]] = asyncio.Queue()
         self.refused = asyncio.Event()
         self.socket = DrainSocket(
             context, "ROUTER", self._on_message, curve=CurveServer(SERVER), on_event=self._on_event
         )
-        self.address = self.socket.bind("tcp://127.0.0.1:0")
+        self.address = self.socket.bind(f"tcp://{host}:0")
 
     def _on_message(self, frames: list[Any]) -> None:
         self.received.put_nowait((self.socket.sender_role, bytes(frames[1])))
@@ -54,9 +54,10 @@ def test_a_secret_in_a_file_of_another_user_is_refused(tmp_path: Path) -> None:
         read_private_file(path)
 
 
-async def test_the_authenticator_answers_while_the_loop_is_busy(context: Context) -> None:
+@pytest.mark.parametrize("host", ["127.0.0.1", "[::1]"])
+async def test_the_authenticator_answers_while_the_loop_is_busy(context: Context, host: str) -> None:
     with Authenticator(context, {RUNNER.public: "runner"}) as authenticator:
-        server = Server(context)
+        server = Server(context, host)
         dealer = client(context, RUNNER)
         dealer.connect(server.address)
         loop = asyncio.get_running_loop()

@@ -15,6 +15,7 @@ from rlzmq.actors.process_state import ExitStatus
 from rlzmq.core import patience
 from rlzmq.core.errors import PeerLostError
 from rlzmq.driver.formation import LearnerFormation, form_group
+from rlzmq.driver.join_files import at_host
 from rlzmq.driver.supervision import Place, Supervisor
 from rlzmq.roles.learner_role import guarded_connections, interface_for
 from tests.support.runs import until_async
@@ -178,7 +179,8 @@ def test_connections_made_within_are_guarded_and_others_left_alone() -> None:
 def test_the_interface_is_the_one_on_the_way_to_the_store(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
         monkeypatch.delenv(name, raising=False)
-    assert interface_for("/tmp/store") == interface_for("tcp://127.0.0.1:1") == "lo"
+    places = "/tmp/store", "tcp://127.0.0.1:1", at_host("tcp://127.0.0.1:1", "::1")
+    assert [interface_for(place) for place in places] == ["lo"] * 3
     for name, entries in psutil.net_if_addrs().items():
         for entry in entries:
             if entry.family == socket.AF_INET and psutil.net_if_stats()[name].isup:

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from rlzmq import ConnectorV2, EnvRunner, PPOConfig, SingleAgentEnvRunner, SingleAgentEpisode
+from rlzmq.runners import env_runner
 
 BATCH = 40
 
@@ -144,6 +145,20 @@ def test_what_a_lease_has_no_room_for_is_in_the_next_one() -> None:
     assert first[0].id_ == second[0].id_
     assert second[0].t_started == 3
     assert [batch.meta["num_env_steps"] for batch in (first, second)] == [3, second.num_env_steps]
+
+
+def test_a_runner_that_returns_no_steps_again_and_again_is_named(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Empty(Line):
+        def sample(self, **kwargs: Any) -> Any:
+            return []
+
+    monkeypatch.setattr(env_runner, "_EMPTY_S", 0.0)
+    runner = Empty(config=line())
+    for _ in range(9):
+        assert runner.sample_lease(3).num_env_steps == 0
+    assert [record.args[0] for record in caplog.records] == ["Empty"] * 8
 
 
 def test_a_runner_without_the_two_methods_says_which_ones_it_lacks() -> None:
