@@ -42,6 +42,8 @@ _ROLE = "rlzmq.roles.runner_role:EnvRunnerRole"
 
 _log = logging.getLogger("rlzmq.driver")
 
+_GONE: Any = object()  # the result of a runner that the run goes on without
+
 RunnerFunction = Callable[..., Any] | str
 """``fn(env_runner, **kwargs)``, or the name of one of its methods."""
 
@@ -324,7 +326,7 @@ class AsyncEnvRunnerGroup:
         if self.supervisor is None:
             return []
         calls = (self.supervisor.call(index, call) for index in range(len(self.handles)))
-        return list(await asyncio.gather(*calls))
+        return [result for result in await asyncio.gather(*calls) if result is not None]
 
     # -- number of runners ----------------------------------------------------------------------
 
@@ -352,7 +354,7 @@ class AsyncEnvRunnerGroup:
     ) -> list[Any]:
         """Call ``func(env_runner)`` in every runner's process; return the results in runner order.
 
-        If a runner dies during the call, the call is repeated on its replacement.
+        If a runner dies during the call, the call is repeated on its replacement; one that is not replaced is left out.
 
         Args:
             func: A function, pickled by value for local processes; its result must be plain values, arrays or
@@ -381,7 +383,7 @@ class AsyncEnvRunnerGroup:
         if timeout_seconds is not None:
             return await self._within(timeout_seconds, numbers, tasks)
         try:
-            return list(await asyncio.gather(*tasks))
+            return [result for result in await asyncio.gather(*tasks) if result is not _GONE]
         finally:
             for task in tasks:
                 task.cancel()
@@ -397,7 +399,7 @@ class AsyncEnvRunnerGroup:
             if not task.done():
                 self._in_background[f"late-{id(task)}", number] = task
                 task.add_done_callback(self._forget)
-        return [task.result() for task in tasks if task.done()]
+        return [result for task in tasks if task.done() and (result := task.result()) is not _GONE]
 
     def _forget(self, done: asyncio.Task[Any]) -> None:
         """Discard the result of a call that ended without a waiter."""
@@ -457,9 +459,12 @@ class AsyncEnvRunnerGroup:
             return []
         await asyncio.wait(mine.values(), timeout=timeout_seconds, return_when=asyncio.FIRST_COMPLETED)
         ready = [key for key, task in mine.items() if task.done()]
+        # An error is raised alone: the other results are returned by the next call.
+        ready = [key for key in ready if mine[key].exception() is not None][:1] or ready
         for key in ready:
             del self._in_background[key]
-        return [(number, mine[tag, number].result()) for tag, number in ready]
+        results = [(number, mine[tag, number].result()) for tag, number in ready]
+        return [(number, result) for number, result in results if result is not _GONE]
 
     async def foreach_env(self, func: Callable[[Any], Any]) -> list[list[Any]]:
         """Call ``func(env)`` for every env of every runner; return a list per runner."""
@@ -487,7 +492,10 @@ class AsyncEnvRunnerGroup:
             return _call_and_compare(role.env_runner, function, kwargs)
 
         assert self.supervisor is not None
-        result, env_config = await self.supervisor.call(number - 1, lambda handle: handle.apply(on_role))
+        answer = await self.supervisor.call(number - 1, lambda handle: handle.apply(on_role))
+        if answer is None:
+            return _GONE
+        result, env_config = answer
         if env_config is not None:
             self._env_configs[number - 1] = env_config
         return result

@@ -40,9 +40,10 @@ class Supervisor:
 
     def __init__(self, handles: list[Handle]) -> None:
         self.handles = handles
+        self.given_up: set[int] = set()
 
     async def call(self, index: int, call: Any) -> Any:
-        return await call(self.handles[index])
+        return None if index in self.given_up else await call(self.handles[index])
 
 
 def remote_calls(num: int = 3) -> Any:
@@ -78,6 +79,17 @@ async def test_a_late_runner_is_left_out_and_named(caplog: pytest.LogCaptureFixt
     await calls.cancel_calls()
 
 
+async def test_a_runner_that_the_run_goes_on_without_is_left_out() -> None:
+    calls = remote_calls()
+    calls.supervisor.given_up.add(1)
+    assert await calls.foreach_env_runner("times", kwargs={"factor": 1}) == [1, 3]
+    assert await calls.foreach_env_runner("times", kwargs={"factor": 1}, timeout_seconds=9.0) == [1, 3]
+    await calls.foreach_env_runner_async("times", kwargs={"factor": 1})
+    await asyncio.sleep(0)
+    ready = [result for _ in range(3) for result in await calls.fetch_ready_async_reqs(timeout_seconds=None)]
+    assert sorted(ready) == [(1, 1), (3, 3)]
+
+
 async def test_calls_in_the_background_are_fetched_when_they_are_ready() -> None:
     calls = remote_calls()
     calls.handles[1].may_answer.clear()
@@ -97,15 +109,19 @@ async def test_calls_in_the_background_are_fetched_when_they_are_ready() -> None
 
 
 async def test_a_functions_error_is_raised_where_its_result_is_asked_for() -> None:
-    def fail(runner: Runner) -> None:
+    def fail(runner: Runner) -> int:
+        if runner.number == 2:
+            return 2
         raise LookupError(f"runner {runner.number}")
 
-    calls = remote_calls(1)
+    calls = remote_calls(2)
     with pytest.raises(LookupError, match="runner 1"):
         await calls.foreach_env_runner(fail)
-    assert await calls.foreach_env_runner_async(fail) == 1
+    assert await calls.foreach_env_runner_async(fail) == 2
+    await asyncio.wait(calls._in_background.values())
     with pytest.raises(LookupError, match="runner 1"):
         await calls.fetch_ready_async_reqs(timeout_seconds=None)
+    assert await calls.fetch_ready_async_reqs() == [(2, 2)]
 
 
 def test_a_group_of_its_own_gets_weights_from_learners() -> None:
