@@ -151,7 +151,7 @@ def rewrite(ray: Path) -> Path:
         target = copy / path.relative_to(source)
         target.parent.mkdir(parents=True, exist_ok=True)
         target.write_text(text)
-    if not (copy / "tests").exists():
+    if not (copy / "tests").is_symlink():
         (copy / "tests").symlink_to(source.resolve() / "tests")
     return copy
 

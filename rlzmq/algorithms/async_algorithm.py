@@ -407,6 +407,8 @@ class AsyncAlgorithm:
     async def get_module(self, module_id: str = "default_policy") -> Any:
         """Return an RLModule in this process with the current weights.
 
+        It is a serial run's own module, otherwise a copy, which the next call and each restore bring up to date.
+
         Raises:
             KeyError: There is no such module.
             ClosedError: The algorithm was stopped.

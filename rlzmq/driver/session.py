@@ -55,6 +55,7 @@ class Session:
         self._has_pipeline = False
         self._connectors: Any = None
         self._learner_door: Any = None
+        self._modules: Any = None  # those that `get_modules` built, if the learners are other processes
 
     async def start(self) -> None:
         """Start the processes, form the groups, and send the first weights to the runners."""
@@ -127,6 +128,8 @@ class Session:
         """Continue everywhere from the learners' state, which was changed from outside, between two updates."""
         await self.pipeline.restart()
         self.learner_group.is_changed = False
+        if self._modules is not None:
+            await self.get_modules()
 
     async def sync_weights(self) -> None:
         """Send the learners' weights and the merged connector state to all runners."""
@@ -151,7 +154,7 @@ class Session:
             configs: The configs with the new modules.
             change: ``change(learner)`` adds or removes the modules.
         """
-        self.config = configs.run
+        self.config, self._modules = configs.run, None
         spaces = {"__env_single__": self.spaces}
         module_spec = configs.learners.get_multi_rl_module_spec(spaces=spaces)
         synced = configs.synced_module_ids("env_runners")
@@ -184,12 +187,16 @@ class Session:
         return modules[module_id]
 
     async def get_modules(self) -> Any:
-        """Return a local MultiRLModule with the current weights."""
+        """Return a local MultiRLModule with the current weights, always the same one while the modules do not change.
+
+        What changes the learners from outside (a restore) changes it, too.
+        """
         if self.learner_group.local_learner is not None:
             return self.learner_group.local_learner.module
-        modules = self.learner_group.module_spec.build()
-        modules.set_state(await self.learner_group.get_weights())
-        return modules
+        if self._modules is None:
+            self._modules = self.learner_group.module_spec.build()
+        self._modules.set_state(await self.learner_group.get_weights())
+        return self._modules
 
     def fault_tolerance(self) -> dict[str, Any]:
         """Return the result's ``fault_tolerance``: RLlib's keys, and additional ones for learners and the broker."""

@@ -234,11 +234,13 @@ async def test_a_checkpoint_restored_after_a_rank_died_reaches_everybody(tmp_pat
     async with small(1, 2).build_async() as algo:
         await algo.train()
         path = await algo.save_to_path(tmp_path / "checkpoint")
-        saved = (await algo.get_module()).get_state()
+        module = await algo.get_module()
+        saved = module.get_state()
         await algo.train()
+        assert await algo.get_module() is module
         await kill(algo.learner_group.handles[0])
         await algo.restore_from_path(path)
-        np.testing.assert_equal((await algo.get_module()).get_state(), saved)
+        np.testing.assert_equal(module.get_state(), saved)
         result = await algo.train()
         assert result["learners"]["default_policy"]["weights_seq_no"] == 2
 
