@@ -408,9 +408,13 @@ class ActorSystem:
 
     def _settings(self, link: ProcessLink) -> bytes:
         """Return what a child adopts from this process; it was forked from the server."""
+        try:
+            directory = os.getcwd()
+        except FileNotFoundError:  # it was removed: the process stays in the fork server's
+            directory = ""
         settings = {
             "sys_path": sys.path,
-            "cwd": os.getcwd(),
+            "cwd": directory,
             "environ": dict(os.environ),
             "address": self._address,
             "run_directory": str(self.run_directory.path),

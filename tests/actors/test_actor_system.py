@@ -53,6 +53,15 @@ async def test_an_actor_has_a_process_and_a_named_thread(system: ActorSystem, mo
     assert (await actor.loop_thread())[1].startswith("uvloop")
 
 
+async def test_a_process_starts_although_the_working_directory_was_removed(
+    system: ActorSystem, tmp_path: Path, monkeypatch: Any
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    os.rmdir(tmp_path)
+    actor = await system.spawn(Recorder)
+    assert await actor.torch_threads() == 1
+
+
 async def test_torch_runs_in_forks_with_one_thread(system: ActorSystem) -> None:
     actors = await asyncio.gather(*(system.spawn(Recorder) for _ in range(2)))
     assert await asyncio.gather(*(actor.matmul() for actor in actors)) == [300.0**3] * 2
