@@ -296,10 +296,14 @@ def _check_outputs(part: EpisodeBatch, outputs: Mapping[str, _Form]) -> None:
 
 def _form_of(columns: Any) -> _Form:
     paths, leaves, _ = optree.tree_flatten_with_path(columns)
-    return {
+    form = {
         "/".join(map(str, path)): (leaf.shape[1:], leaf.dtype.kind)
         for path, leaf in zip(paths, leaves, strict=True)
     }
+    shape, kind = form.get(Columns.REWARDS, ((), ""))
+    if kind and kind in "biu":  # an environment may return 0 in one fragment, and 0.5 in the next
+        form[Columns.REWARDS] = shape, "f"
+    return form
 
 
 def _text(what: tuple[tuple[int, ...], str] | None) -> str:

@@ -52,6 +52,10 @@ def test_no_number_of_fragments_redefines_what_the_module_puts_out(wrong: Any) -
         check.check(batch_of(logits=wrong))
 
 
+def test_rewards_may_be_whole_numbers_in_one_fragment_and_not_in_the_next() -> None:
+    assert BatchCheck().find_odd([form_of(batch_of(reward=reward)) for reward in (1, 0.5, True)]) == {}
+
+
 USUAL, ODD = (form_of(batch_of(extra=np.zeros(size, np.float32))) for size in (2, 3))
 WITHOUT = form_of(batch_of())
 
