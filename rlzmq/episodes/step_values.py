@@ -162,14 +162,14 @@ def checked_infos(infos: Mapping[Any, Any], where: str) -> Mapping[Any, Any]:
 
 
 def checked_rewards(rewards: Mapping[Any, Any], where: str) -> Mapping[Any, Any]:
-    """Return the rewards by agent id, each of them a single number or None (not given).
+    """Return the rewards by agent id, each of them a float or None (not given).
 
     Raises:
         MultiAgentEnvError: A value has another type.
     """
     if _REWARD_OR_NONE.issuperset(map(type, rewards.values())):
-        return rewards
-    return _converted(rewards, as_reward, where, "column 'rewards'")
+        return {agent_id: None if reward is None else float(reward) for agent_id, reward in rewards.items()}
+    return _converted(rewards, lambda reward: float(as_reward(reward)), where, "column 'rewards'")
 
 
 NO_INFO = "expected an info, a dict"  # how the error about a missing one begins

@@ -293,7 +293,7 @@ def _rows(entries: list[tuple[int, int, LiveEpisode, AgentRecord]], spaces: tupl
     columns = {
         Columns.OBS: store.observations(observation_rows),
         **store.acts(act_rows),
-        Columns.REWARDS: np.array(rewards),
+        Columns.REWARDS: np.array(rewards, np.float64),
     }
     initial_state = None
     if store.module_step.is_stateful:

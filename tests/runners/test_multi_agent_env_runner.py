@@ -224,5 +224,6 @@ def test_values_are_those_of_their_step_although_the_env_reuses_and_changes_them
                 -1
             )
             assert sae.get_rewards().tolist() == rewards.tolist()
+            assert sae.get_rewards().dtype == np.float64
             total += sum(sae.get_rewards().tolist())
     assert runner.get_metrics()["episode_return_mean"] == total / 2 > 800
