@@ -177,9 +177,11 @@ NO_INFO = "expected an info, a dict"  # how the error about a missing one begins
 
 def own_info(info: object) -> dict[str, Any]:
     """Return a copy of an info that an environment returned (see `own`); raise TypeError if it is none."""
+    if type(info) is dict and REWARD_TYPES.issuperset(map(type, info.values())):
+        return info.copy()  # of numbers, as most are
     if not isinstance(info, Mapping):
         raise TypeError(f"{NO_INFO}, got {info!r} ({type(info).__name__})")
-    return {key: value if type(value) in REWARD_TYPES else own(value) for key, value in info.items()}
+    return {key: own(value) for key, value in info.items()}
 
 
 def own(value: Any) -> Any:
