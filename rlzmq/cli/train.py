@@ -82,7 +82,7 @@ class TrainOptions:
     runs/<algorithm>-<env>-<time>)."""
     resume: str | None = None
     """Continue the run in this directory, there; or start a run from this checkpoint. 'auto': continue the run in
-    --run-dir (else the newest of this algorithm and env under runs/), or start a new one if it has no whole
+    --run-dir (else the newest of this algorithm and env under runs/), or start a new one if it has no
     checkpoint. Without --env and --config the settings are the checkpoint's (default: a new run)."""
     overwrite: bool = False
     """Move a run that is in --run-dir aside, and start a new one there (default: False)."""
@@ -549,6 +549,11 @@ def _checkpoint_to_resume(options: TrainOptions, path: Path) -> Path | None:
         print(f"resumed     {short_path(found.path)}", flush=True)
     elif not is_auto:
         raise _nothing_to_resume(place, found)
+    elif found.skipped:
+        raise CheckpointError(
+            f"{place}: none of its checkpoints can be used. Name another --run-dir, or start over with --overwrite "
+            "instead of --resume."
+        )
     elif not options.quiet:
         print(f"nothing to resume: starting a new run in {path}", flush=True)
     return found.path

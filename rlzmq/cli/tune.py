@@ -23,7 +23,7 @@ from rlzmq.cli.train import OFFLINE_PATHS, StopCriteria, apply_preset, misplaced
 from rlzmq.config.base_config import BaseConfig
 from rlzmq.config.search_space import GridSearch, find_search_objects, search_objects_in_tables
 from rlzmq.config.values import read_toml
-from rlzmq.core.errors import ConfigurationError, Interrupted, short_path
+from rlzmq.core.errors import ConfigurationError, Interrupted, RlzmqError, short_path
 from rlzmq.core.process import outlive_readers
 from rlzmq.core.synonyms import did_you_mean
 from rlzmq.core.trust import CALLER, find_code
@@ -267,7 +267,10 @@ def _print_summary(results: ResultGrid, tuner: Tuner, options: TuneOptions) -> i
     if not results.num_terminated:
         print(f"first error {results.errors[0]}" if results.errors else "no trial has ended")
         return EXIT_INTERNAL
-    best = results.get_best_result()
+    try:
+        best = results.get_best_result()
+    except RlzmqError as error:  # no trial has the metric
+        raise ConfigurationError(str(error)) from None
     value = number_at(best.metrics, str(results.metric))
     print(f"best        {results.metric} = {value:.6g} in {short_path(best.path)}")
     for path in tuner.space:

@@ -13,7 +13,7 @@ from typing import Any
 from rlzmq.core.errors import ConfigurationError, RlzmqError
 from rlzmq.core.imports import import_optional
 from rlzmq.core.synonyms import did_you_mean
-from rlzmq.telemetry.runs import Mode, check_mode, flatten, number_at, score_at, value_at
+from rlzmq.telemetry.runs import RETURN_MEAN, Mode, check_mode, flatten, number_at, score_at, value_at
 from rlzmq.tune.trial import read_checkpoints, read_results
 from rlzmq.tune.trial_api import Checkpoint
 
@@ -178,6 +178,8 @@ class ResultGrid(Sequence[Result]):
         if not scored:
             first = f" First of {self.num_errors} errors: {self.errors[0]!r}." if self.num_errors else ""
             hint = did_you_mean(metric, [path for each in self._results for path in flatten(each.metrics)])
+            if metric == RETURN_MEAN:
+                hint = " No episode has ended in any of them: let them run longer."
             raise TuneError(f"No trial has a value of {metric!r}.{hint}{first}")
         return max(scored, key=lambda item: item[0])[1]
 

@@ -103,6 +103,11 @@ def test_bad_run_directories_configs_and_checkpoints_are_named_before_anything_i
     assert f"{here / 'torn'}: " in capsys.readouterr().err, (
         "without --env, there are no settings for a new run"
     )
+    (here / "torn").rename(here / "000001")
+    assert main([*TRAIN, "--resume", "auto", "--run-dir", "."]) == 78
+    printed = capsys.readouterr()
+    assert "starting a new run" not in printed.out
+    assert "none of its checkpoints can be used" in printed.err
     assert main([*TRAIN, "--run-dir", "gone/deep", "--quiet"]) == 70
     assert not (here / "gone").exists()
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from rlzmq import ConfigurationError, PPOConfig
+from rlzmq import ConfigurationError, PPOConfig, tune
 from rlzmq.cli.main import main
 
 _SPACE = """
@@ -114,6 +114,17 @@ def test_searches_of_algorithms_that_learn_from_files_count_trained_steps_and_co
     assert main([*words, "--evaluation-interval", "1"]) == 78
     assert made["run_config"].stop == {"num_env_steps_trained_lifetime": 5}
     assert made["tune_config"].metric == "evaluation/env_runners/episode_return_mean"
+
+
+def test_a_search_in_which_no_episode_has_ended_needs_longer_trials(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    grid = tune.ResultGrid(
+        [tune.Result({"env_runners": {}}, {}, "a")], "", "env_runners/episode_return_mean", "max"
+    )
+    monkeypatch.setattr("rlzmq.tune.tuner.Tuner.fit", lambda self: grid)
+    assert main(["tune", "ppo", "--env", "CartPole-v1", "--lr", "1,2"]) == 78
+    assert "No episode has ended in any of them" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
