@@ -81,7 +81,7 @@ class ThresholdStopper(Stopper):
             missing, text = missing_metrics("RunConfig(stop=…)", self.thresholds, result)
             if missing and len(missing) == len(self.thresholds):
                 raise ConfigurationError(text)
-            self._is_checked = has_ended_episodes(result)
+            self._is_checked = parts_to_come(result) == ("evaluation/",)
             if missing and self._is_checked:
                 _log.warning("%s", text)
         return any(
@@ -230,18 +230,19 @@ class ExperimentPlateauStopper(Stopper):
         return self._num_met > self.patience
 
 
-def has_ended_episodes(result: Mapping[str, Any]) -> bool:
-    """Return whether a result has all metrics of episodes: always, if it is not that of an algorithm that samples."""
-    return bool(value_at(result, "env_runners/num_episodes_lifetime") != 0)
+def parts_to_come(result: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return beginnings of paths that later results may have: of evaluations, ended episodes, and first updates."""
+    parts = ["evaluation/"]
+    if value_at(result, "env_runners/num_episodes_lifetime") == 0:
+        parts.append("env_runners/")
+    if value_at(result, "num_env_steps_trained_lifetime") == 0:  # e.g. while a replay buffer is filled
+        parts.append("learners/")
+    return tuple(parts)
 
 
 def missing_metrics(where: str, paths: Iterable[str], result: Mapping[str, Any]) -> tuple[list[str], str]:
-    """Return which metrics a result lacks, and a text about it.
-
-    Those of evaluations may appear later, and until an episode has ended those of episodes.
-    """
-    later = ("evaluation/",) if has_ended_episodes(result) else ("evaluation/", "env_runners/")
-    numbers = bool | int | float
+    """Return which metrics a result lacks, except those that may appear later, and a text about it."""
+    later, numbers = parts_to_come(result), bool | int | float
     missing = [
         path
         for path in paths

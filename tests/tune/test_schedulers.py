@@ -259,10 +259,13 @@ def test_thresholds_are_reached_by_values_that_are_not_smaller(caplog: pytest.Lo
             ends_at(wrong, 1)
 
 
-def test_a_return_ends_trials_although_the_first_result_has_no_ended_episode() -> None:
+def test_a_return_ends_trials_although_the_first_result_has_no_ended_episode_and_no_update() -> None:
     stopper = make_stopper({"env_runners/episode_return_mean": 5})
     assert not stopper("00000", {"env_runners": {"num_episodes_lifetime": 0}})
     assert stopper("00000", {"env_runners": {"num_episodes_lifetime": 2, "episode_return_mean": 6.0}})
+    stopper = make_stopper({"learners/a/loss": 5})
+    assert not stopper("00000", {"num_env_steps_trained_lifetime": 0})
+    assert stopper("00000", {"num_env_steps_trained_lifetime": 9, "learners": {"a": {"loss": 6.0}}})
 
 
 def test_nested_dicts_and_functions_end_trials() -> None:
