@@ -179,6 +179,9 @@ def test_a_result_without_the_metric_is_an_error_if_it_is_required() -> None:
     pbt = with_metric(PopulationBasedTraining(hyperparam_mutations={"a": [1]}))
     with pytest.raises(ConfigurationError, match=r"needs 'value', .* Did you mean 'values'\?"):
         pbt.on_trial_result(FakeTrial("00000"), {"time_total_s": 1.0, "values": 1.0})
+    pbt.metric = "env_runners/value"
+    first = {"time_total_s": 1.0, "env_runners": {"num_episodes_lifetime": 0}}
+    assert pbt.on_trial_result(FakeTrial("00000"), first).action == "continue"
     pbt.require_attrs = False
     assert pbt.on_trial_result(FakeTrial("00000"), {"time_total_s": 1.0}).action == "continue"
 

@@ -18,6 +18,7 @@ from rlzmq.core.errors import ConfigurationError
 from rlzmq.core.synonyms import did_you_mean
 from rlzmq.telemetry.runs import Mode, check_mode, flatten, number_at, value_at
 from rlzmq.tune.search import Searcher, config_value, load_optuna, random_trial, suggest, value_of
+from rlzmq.tune.stopper import missing_metrics
 
 if TYPE_CHECKING:
     from rlzmq.tune.trial import Trial
@@ -320,7 +321,8 @@ class PopulationBasedTraining(TrialScheduler):
         custom_explore_fn: Called with the changed values by path; returns the values to use.
         log_config: Whether to append a line to ``pbt_global.txt`` in the experiment's directory for each changed trial:
             ``[its name, the copied trial's name, its iteration, that of the checkpoint, old values, new values]``.
-        require_attrs: Whether a result without time_attr or metric is an error of its trial.
+        require_attrs: Whether a result without time_attr or metric is an error of its trial, unless it may follow: of
+            evaluations, and before the first ended episode or update.
         synch: Must be False: trials do not wait for each other.
         seed: Seed of the choices; None: a random one.
     """
@@ -377,7 +379,7 @@ class PopulationBasedTraining(TrialScheduler):
     def on_trial_result(self, trial: Trial, result: Mapping[str, Any]) -> Decision:
         """Return whether the trial continues, saves its state for others, or continues from another's checkpoint."""
         for path in (self.time_attr, str(self.metric)):
-            if self.require_attrs and value_at(result, path) is None:
+            if self.require_attrs and missing_metrics("", [path], result)[0]:
                 raise ConfigurationError(
                     f"{type(self).__name__} needs {path!r}, which a result of trial {trial.trial_id} lacks: set "
                     f"require_attrs=False if later ones have it.{did_you_mean(path, flatten(result))}"
