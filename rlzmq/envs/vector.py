@@ -117,8 +117,8 @@ def sparse_infos(infos: Mapping[str, Any], num_envs: int) -> SparseInfos:
     """
     sparse: SparseInfos = {}
     for key, value in infos.items():
-        if key.startswith("_"):
-            continue
+        if key.startswith("_") and key[1:] in infos:
+            continue  # a mask
         mask = infos.get(f"_{key}")
         indices = range(num_envs) if mask is None else np.flatnonzero(mask).tolist()
         if isinstance(value, Mapping):

@@ -25,7 +25,7 @@ from rlzmq.envs.examples import MultiAgentCartPole, RandomEnv
 from rlzmq.envs.multi_agent_env import make_multi_agent_vec
 from rlzmq.envs.registry import EnvContext
 from rlzmq.envs.sync_vector import LeanSyncVectorEnv
-from rlzmq.envs.vector import make_vec
+from rlzmq.envs.vector import make_vec, sparse_infos
 from tests.support.runs import ShortEnv
 from tests.support.warm_process import run_warm
 
@@ -99,6 +99,14 @@ class EndsItsProcess(ShortEnv):
         return os._exit(3) if action else super().step(action)
 
 
+def test_infos_of_a_vector_env_become_the_environments_own() -> None:
+    array, mask = np.zeros((2, 3)), np.array([True, False])
+    infos = sparse_infos({"a": array, "_a": mask, "_b": [1, 2], "__b": ~mask, "c": "both"}, 2)
+    array[:] = 1
+    assert infos[0].pop("a").tolist() == [0, 0, 0]
+    assert infos == {0: {"c": "both"}, 1: {"_b": 2, "c": "both"}}
+
+
 def test_async_env_equals_sync_and_leaves_no_process() -> None:
     sync, asynchronous = (make_vec("CartPole-v1", num_envs=2, mode=mode) for mode in ("sync", "async"))
     try:
@@ -135,7 +143,7 @@ def test_the_end_of_an_env_s_process_is_an_error_with_its_exit_code() -> None:
 
 SCRIPT = """
 import os, signal
-from rlzmq.envs.vector import make_vec
+from rlzmq.envs.vector import make_vec, sparse_infos
 from tests.support.runs import ShortEnv
 
 env = make_vec("CartPole-v1", num_envs=1, mode="async")
@@ -170,7 +178,7 @@ def test_async_envs_put_nothing_into_a_temporary_directory_of_any_length(
 
 PRELOADED = """
 import multiprocessing
-from rlzmq.envs.vector import make_vec
+from rlzmq.envs.vector import make_vec, sparse_infos
 
 own_list = {own_list}
 if own_list:
