@@ -17,7 +17,7 @@ from rlzmq.episodes.agent_timelines import Pending
 from rlzmq.episodes.batch_columns import common_space
 from rlzmq.episodes.columns import Columns
 from rlzmq.episodes.episode_batch import EpisodeBatch
-from rlzmq.runners.module_step import ModuleStep
+from rlzmq.runners.module_step import ModuleStep, as_chosen
 from rlzmq.runners.ongoing_agents import AgentRecord, LiveEpisode, ModuleStore, gather_states
 
 if TYPE_CHECKING:
@@ -159,7 +159,11 @@ class AgentRows:
         outputs = []
         for _, _, rows in self._blocks:
             own = [actions[index][record.agent_id] for index, record in rows]
-            outputs.append({Columns.ACTIONS: tree_stack(own), Columns.ACTIONS_FOR_ENV: own})
+            chosen = [
+                as_chosen(self._normalize, self._action_spaces[record.agent_id], action)
+                for action, (_, record) in zip(own, rows, strict=True)
+            ]
+            outputs.append({Columns.ACTIONS: tree_stack(chosen), Columns.ACTIONS_FOR_ENV: own})
         return actions, self.acts(outputs)[1]
 
     # -- the result ----------------------------------------------------------------------------

@@ -232,8 +232,8 @@ class EnvRunner(TellsUncalled, Checkpointable):
                 (``config.batch_mode`` "truncate_episodes") or num_envs episodes ("complete_episodes").
             explore: Sample actions from the exploration distribution instead of acting greedily (default:
                 ``config.explore``).
-            random_actions: Sample actions from the action space, without the module. Unfinished episodes with other
-                actions are dropped.
+            random_actions: Sample actions from the action space, without the module; episodes store them as the module
+                would have chosen them. Unfinished episodes with other actions are dropped.
             force_reset: Reset all envs first.
 
         Returns:

@@ -5,17 +5,19 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+import gymnasium as gym
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from rlzmq.connectors.module_to_env import draw_actions, given_actions_logp
+from rlzmq.connectors.module_to_env import NormalizeAndClipActions, draw_actions, given_actions_logp
+from rlzmq.core.spaces import space_tree
 from rlzmq.core.tree import tree_map
 from rlzmq.episodes.columns import Columns
 from rlzmq.modules.default_models.actor_critic import acting_chain
 from rlzmq.modules.rl_module import TorchRLModule
 
-__all__ = ["ModuleStep", "initial_row", "to_numpy"]
+__all__ = ["ModuleStep", "as_chosen", "initial_row", "to_numpy"]
 
 _FLOAT64 = np.dtype(np.float64)
 
@@ -216,6 +218,32 @@ class ModuleStep:
             array = array.astype(np.float32)
         tensor = torch.from_numpy(array)
         return tensor if self._device is None else tensor.to(self._device)
+
+
+def as_chosen(normalize: NormalizeAndClipActions | None, space: gym.Space[Any], actions: Any) -> Any:
+    """Return the actions that a module would have chosen for these of the env, the inverse of `normalize`.
+
+    Args:
+        normalize: The piece that converts actions for the env; None: it changes none.
+        space: The env's action space.
+        actions: An action, or a tree of arrays ``[N, ...]`` of actions.
+    """
+
+    if normalize is None:
+        return actions
+    scales = normalize.normalize_actions
+
+    def chosen(part: gym.Space[Any], values: Any) -> Any:
+        if not isinstance(part, gym.spaces.Box) or not part.is_bounded():
+            return values
+        if np.issubdtype(part.dtype, np.integer):
+            return values.astype(np.int64) - part.low
+        if not scales:
+            return values
+        width = np.where(part.high > part.low, part.high - part.low, 1.0)
+        return (2.0 * (values - part.low) / width - 1.0).astype(np.float32)
+
+    return tree_map(chosen, space_tree(space), actions)
 
 
 def initial_row(module: Any) -> Any:

@@ -47,7 +47,7 @@ from rlzmq.runners.episode_metrics import (
     OngoingEpisodes,
     recorded_return,
 )
-from rlzmq.runners.module_step import ModuleStep, to_numpy
+from rlzmq.runners.module_step import ModuleStep, as_chosen, to_numpy
 
 if TYPE_CHECKING:
     from rlzmq.runners.env_runner import EnvRunner, SampleRequest
@@ -327,7 +327,8 @@ class RowsSampler(Sampler):
 
     def _random_actions(self) -> object:
         actions = self.stepper.sample_random_actions()
-        return self._to_env({Columns.ACTIONS: actions, Columns.ACTIONS_FOR_ENV: actions})
+        chosen = as_chosen(self._normalize, self.runner.env.single_action_space, actions)
+        return self._to_env({Columns.ACTIONS: chosen, Columns.ACTIONS_FOR_ENV: actions})
 
     def _step(self, actions: object) -> object:
         return self._source.step_sparse(actions)

@@ -31,7 +31,7 @@ from rlzmq.runners.agent_rows import AgentRows
 from rlzmq.runners.env_failures import close_env
 from rlzmq.runners.env_runner import EnvRunner
 from rlzmq.runners.episode_sampler import EpisodeObjects, EpisodeSampler
-from rlzmq.runners.module_step import to_numpy
+from rlzmq.runners.module_step import as_chosen, to_numpy
 from rlzmq.runners.sampler import RowsSampler, Sampler
 
 __all__ = ["AgentsStepper", "MultiAgentEnvRunner", "SingleAgentEnvRunner", "VectorStepper", "make_env_runner"]
@@ -220,7 +220,9 @@ class VectorStepper:
     def random_acts(self, episodes: Sequence[Any], weights_version: int) -> tuple[Any, list[Any]]:
         """Return random actions in the form of `acts`, without a module's outputs."""
         actions = self.sample_random_actions()
-        return self.acts({Columns.ACTIONS: tree_map(np.copy, actions)}, weights_version)
+        chosen = as_chosen(self._runner.module_to_env.normalize, self.env.single_action_space, actions)
+        batch = {Columns.ACTIONS: tree_map(np.copy, chosen), Columns.ACTIONS_FOR_ENV: actions}
+        return self.acts(batch, weights_version)
 
     def cut(self, episode: SingleAgentEpisode, lookback: int, agent_lookback: int) -> SingleAgentEpisode:
         """Return the next chunk, which looks back so many env steps, and at so many steps of each agent."""
@@ -369,7 +371,12 @@ class AgentsStepper:
                     if agent_id in to_act
                 }
             )
-        return self.acts({Columns.ACTIONS: actions}, weights_version)
+        normalize = self._runner.module_to_env.normalize
+        chosen = [
+            {agent_id: as_chosen(normalize, spaces[agent_id], action) for agent_id, action in own.items()}
+            for own in actions
+        ]
+        return self.acts({Columns.ACTIONS: chosen, Columns.ACTIONS_FOR_ENV: actions}, weights_version)
 
     def cut(self, episode: MultiAgentEpisode, lookback: int, agent_lookback: int) -> MultiAgentEpisode:
         return episode.cut(max(lookback, episode._timeline.env_steps_back(agent_lookback)))

@@ -191,7 +191,7 @@ def test_metrics_are_rllibs_and_count_whole_episodes(runner_of: Any) -> None:
     assert again["episode_len_max"] == 7  # the window stays
 
 
-def test_the_episode_keeps_the_modules_action_and_the_env_gets_its_own(runner_of: Any) -> None:
+def test_the_episode_keeps_the_modules_or_a_random_action_and_the_env_gets_its_own(runner_of: Any) -> None:
     seen = []
 
     class Recording(RandomEnv):
@@ -205,7 +205,12 @@ def test_the_episode_keeps_the_modules_action_and_the_env_gets_its_own(runner_of
         num_envs=1,
         env_config={"action_space": spaces.Box(low, high), "p_terminated": 0.0, "max_episode_steps": 99},
     )
-    batch = runner_of(config).sample_lease(20)
+    runner = runner_of(config)
+    batch = runner.sample(num_timesteps=20, random_actions=True)
+    actions = batch[0].get_actions()
+    np.testing.assert_allclose(np.stack(seen), low + (actions + 1) * (high - low) / 2, rtol=1e-5, atol=1e-6)
+    seen.clear()
+    batch = runner.sample_lease(20)
     actions = batch[0].get_actions()
     expected = np.clip(low + (actions + 1) * (high - low) / 2, low, high)
     np.testing.assert_allclose(np.stack(seen), expected, rtol=1e-6)
