@@ -386,9 +386,8 @@ def call_creator(entry: EnvEntry, context: EnvContext, **extra: object) -> Any:
     """Call an entry's class or callable with the arguments its signature takes (see ``make_env``)."""
     creator = entry.creator
     assert creator is not None
-    context = (
-        context.copy_with_overrides()
-    )  # it may change it, and is called again to replace a failed environment
+    # It may change its copy, and is called again to replace a failed environment.
+    context = context.copy_with_overrides()
     try:
         parameters = list(inspect.signature(creator).parameters.values())
     except (TypeError, ValueError):  # builtins without a signature
