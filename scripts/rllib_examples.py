@@ -179,6 +179,7 @@ def run(path: Path, copy: Path, limit_s: float) -> dict[str, Any]:
     wanted = re.findall(r"(?:assert|if) args\.(\w+) (?:==|>) \"?(\w+)(?=\"?,|:\n +raise)", path.read_text())
     flags = [f"--{name.replace('_', '-')}={value}" for name, value in wanted if value != "0"]
     flags += ["--num-agents=2"] * (("num_agents", "0") in wanted)
+    flags += ["--stop-reward=0"] * ("tune.Tuner(" in path.read_text())  # it ends its own trials
     flags += [f"{name}=0" for name in re.findall(r'"(--stop-reward-[\w-]+)"', path.read_text())]
     begin = time.monotonic()
     with tempfile.TemporaryDirectory() as home:
