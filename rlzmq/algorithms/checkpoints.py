@@ -177,8 +177,10 @@ def checkpoint_place(path: str | Path) -> Path:
     if (place / "manifest.json").exists() or not place.is_dir():
         return place
     newest = latest_checkpoint(place)
-    if newest is None and (torn := checkpoints_at(place)):
-        raise CheckpointError(f"{place}: none of its {len(torn)} checkpoints is intact. Start another run.")
+    if newest is None and (unusable := checkpoints_at(place)):
+        raise CheckpointError(
+            f"{place}: none of its {len(unusable)} checkpoints can be used (the warnings say why)."
+        )
     return newest or place
 
 

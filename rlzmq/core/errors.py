@@ -198,7 +198,11 @@ def printable(text: str, *, keep: str = "") -> str:
 
 def short_path(path: str | Path) -> str:
     """Return a path as it is typed in the current directory: relative, if it lies below."""
-    here, path = Path.cwd(), Path(path) if isinstance(path, str) else path
+    path = Path(path)
+    try:
+        here = Path.cwd()
+    except FileNotFoundError:  # it was removed
+        return str(path)
     return str(path.relative_to(here) if path.is_relative_to(here) else path)
 
 

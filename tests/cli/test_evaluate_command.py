@@ -114,6 +114,19 @@ def test_the_video_has_a_picture_of_every_observation_of_its_episodes(
     assert ("data:image/gif;base64," if suffix == "gif" else "data:video/mp4;base64,") in html
 
 
+# imageio's writer tries again when it is deleted.
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_a_video_that_cannot_be_written_loses_no_scores(
+    strip: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    pytest.importorskip("imageio.v3")
+    (tmp_path / "full.gif").symlink_to("/dev/full")
+    scores = evaluate_checkpoint(strip, num_episodes=2, video=tmp_path / "full.gif")
+    assert len(scores.returns) == 2
+    assert scores.video is None
+    assert "No space left on device" in caplog.text
+
+
 def test_multi_agent_runs_have_the_agents_means_and_a_video(tmp_path: Path) -> None:
     pytest.importorskip("imageio")
     agents = {"policies": {"p"}, "policy_mapping_fn": lambda agent_id, episode: "p"}

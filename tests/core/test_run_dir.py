@@ -61,7 +61,7 @@ def test_torn_and_altered_ones_are_skipped_and_said_so(tmp_path: Path) -> None:
     assert "torn" in found.skipped[0][1]
     assert "altered" in found.skipped[1][1]
     shutil.rmtree(found.path)
-    with pytest.raises(CheckpointError, match="none of its 2 checkpoints is intact"):
+    with pytest.raises(CheckpointError, match="none of its 2 checkpoints can be used"):
         checkpoint_place(tmp_path)
 
 
