@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import base64
+import io
 import json
 import logging
 import os
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -243,6 +244,8 @@ class _VideoRecorder:
         if not path.parent.is_dir():
             raise ConfigurationError(f"video {path}: there is no directory {path.parent}.")
         self.path: Path | None = path
+        self._format = path.suffix
+        self._content = io.BytesIO()
         self._num_left = num_episodes
         self._imageio = import_optional("imageio.v2", "A video", "rlzmq[video]")
         if path.suffix == ".mp4":
@@ -270,16 +273,15 @@ class _VideoRecorder:
         config.callbacks(on_episode_start=self._add, on_episode_step=self._add, on_episode_end=self._end)
 
     def close(self) -> None:
-        """Complete the file. If it cannot be written, log the error, and let `path` be None: the scores are kept."""
-        if self._writer is not None and self.path is not None:
-            self._write(self._writer.close)
-
-    def _write(self, function: Callable[..., Any], *args: object) -> None:
+        """Write the file. If that fails, log the error, and let `path` be None: the scores are kept."""
+        if self._writer is None or self.path is None:
+            return
+        self._writer.close()
         try:
-            function(*args)
+            self.path.write_bytes(self._content.getbuffer())
         except OSError as error:
             _log.error("no video was written to %s: %s", self.path, error)
-            self.path, self._num_left = None, 0
+            self.path = None
 
     def _add(self, *, env: Any, env_index: int, **kwargs: object) -> None:
         if self._num_left < 1 or env_index:
@@ -289,18 +291,17 @@ class _VideoRecorder:
             self._writer = self._open()
         # The codec takes even sizes only: of an odd one, the last row or column is repeated.
         odd = ((0, frame.shape[0] % 2), (0, frame.shape[1] % 2), (0, 0))
-        self._write(self._writer.append_data, np.pad(frame, odd, mode="edge"))
+        self._writer.append_data(np.pad(frame, odd, mode="edge"))
 
     def _end(self, **kwargs: object) -> None:
         self._num_left -= 1
 
     def _open(self) -> Any:
-        path = self.path
-        assert path is not None
-        if path.suffix == ".gif":
-            frames_per_s = min(self._frames_per_s, _MAX_GIF_FPS)
-            return self._imageio.get_writer(path, duration=1000 / frames_per_s, loop=0)
-        return self._imageio.get_writer(path, fps=self._frames_per_s, macro_block_size=2)
+        options: dict[str, Any] = {"fps": self._frames_per_s, "macro_block_size": 2}
+        if self._format == ".gif":
+            options = {"duration": 1000 / min(self._frames_per_s, _MAX_GIF_FPS), "loop": 0}
+        # In memory: imageio's writers of files that cannot be written fail once more when they are deleted.
+        return self._imageio.get_writer(self._content, format=self._format, **options)
 
 
 def _env_with_pictures(env: object, settings: Mapping[str, Any]) -> Any:

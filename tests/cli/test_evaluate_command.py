@@ -114,8 +114,6 @@ def test_the_video_has_a_picture_of_every_observation_of_its_episodes(
     assert ("data:image/gif;base64," if suffix == "gif" else "data:video/mp4;base64,") in html
 
 
-# imageio's writer tries again when it is deleted.
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 def test_a_video_that_cannot_be_written_loses_no_scores(
     strip: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
