@@ -177,11 +177,11 @@ def check_ports(options: DoctorOptions) -> Iterator[Finding]:
         return
     check_bind_address(options.listen, has_keys=True)
     host, port = split_tcp(options.listen)
-    family = socket.AF_INET6 if host.startswith("[") else socket.AF_INET
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
     names = {0: "data", 1: "weights", 2: "learners", 3: "learners' store"}
     for offset, name in names.items() if port else ():
         try:
-            with socket.create_server((host.strip("[]"), port + offset), family=family):
+            with socket.create_server((host, port + offset), family=family):
                 yield Finding("ok", f"port {port + offset}", f"free ({name})")
         except OSError as error:
             who = f": ss -ltnp 'sport = :{port + offset}' names who listens there, or choose another port"

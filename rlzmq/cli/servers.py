@@ -22,7 +22,7 @@ from rlzmq.cli.interrupt import on_signals
 from rlzmq.cli.main import EXIT_INTERRUPTED
 from rlzmq.cli.parsing import command
 from rlzmq.cli.policies import PolicyOptions, place_of, policy_arguments, unknown_ids_explained
-from rlzmq.core.addresses import is_loopback
+from rlzmq.core.addresses import is_loopback, tcp_address
 from rlzmq.core.errors import ConfigurationError
 from rlzmq.core.files import make_directories, read_private_file, write_text
 from rlzmq.core.imports import import_optional
@@ -90,8 +90,7 @@ class DashboardOptions:
 )
 def dashboard(options: DashboardOptions) -> int:
     check_installed()
-    host = f"[{options.host}]" if ":" in options.host else options.host
-    if not (options.insecure or is_loopback(f"tcp://{host}:0")):
+    if not (options.insecure or is_loopback(tcp_address(options.host, 0))):
         raise ConfigurationError(
             f"--host {options.host}: others could read the traffic there, which is not encrypted. Forward the port by "
             "ssh instead (ssh -L 8470:127.0.0.1:8470 HOST), or give --insecure."

@@ -30,13 +30,14 @@ __all__ = [
     "process_directory",
     "set_multiprocessing_directory",
     "split_tcp",
+    "tcp_address",
 ]
 
 
 MAX_IPC_PATH_BYTES = 107  # sizeof(sockaddr_un.sun_path) - 1 on Linux
 
 _SCHEMES = ("ipc", "tcp", "inproc")
-_WILDCARDS = {"", "*", "0.0.0.0", "::", "[::]"}
+_WILDCARDS = {"", "*", "0.0.0.0", "::"}
 
 
 def check_bind_address(address: str, *, has_keys: bool, insecure: bool = False) -> None:
@@ -100,11 +101,11 @@ def is_loopback(address: str) -> bool:
     if not address.startswith("tcp://"):
         return True
     host, _ = split_tcp(address)
-    return host in ("localhost", "::1", "[::1]", "lo") or host.startswith("127.")
+    return host in ("localhost", "::1", "lo") or host.startswith("127.")
 
 
 def split_tcp(address: str) -> tuple[str, int]:
-    """Return the host and port of ``tcp://host:port``. The port may be 0 or ``*`` (the system chooses).
+    """Return the host, without brackets, and the port of ``tcp://host:port``; 0 or ``*``: the system chooses one.
 
     Raises:
         ConfigurationError: It is not of that form.
@@ -113,7 +114,12 @@ def split_tcp(address: str) -> tuple[str, int]:
     host, colon, port = rest.rpartition(":")
     if scheme != "tcp" or not colon or not (port == "*" or (port.isdecimal() and int(port) < 65536)):
         raise ConfigurationError(f"malformed address {address!r}: expected tcp://host:port, port 0 to 65535")
-    return host, 0 if port == "*" else int(port)
+    return host.removeprefix("[").removesuffix("]"), 0 if port == "*" else int(port)
+
+
+def tcp_address(host: str, port: int) -> str:
+    """Return ``tcp://host:port``, the inverse of `split_tcp`; an IPv6 address has brackets there."""
+    return f"tcp://[{host}]:{port}" if ":" in host else f"tcp://{host}:{port}"
 
 
 def _split(address: str) -> tuple[str, str]:

@@ -339,7 +339,6 @@ class StoreServer:
     def __init__(self, host: str, port: int) -> None:
         from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
-        host = host.strip("[]")
         try:
             family, kind, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
             self._socket = socket.socket(family, kind)

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from rlzmq.config.base_config import BaseConfig
-from rlzmq.core.addresses import split_tcp
+from rlzmq.core.addresses import split_tcp, tcp_address
 from rlzmq.core.errors import ConfigurationError
 from rlzmq.core.files import read_private_file, write_text
 from rlzmq.net.keys import CurveServer, JoinFile, KeyPair, writer_of
@@ -83,11 +83,11 @@ class JoinKeys:
         if port or name not in self.ports:
             return address
         try:
-            family = socket.AF_INET6 if host.startswith("[") else socket.AF_INET
-            socket.create_server((host.strip("[]"), self.ports[name]), family=family).close()
+            family = socket.AF_INET6 if ":" in host else socket.AF_INET
+            socket.create_server((host, self.ports[name]), family=family).close()
         except OSError:
             return address
-        return f"tcp://{host}:{self.ports[name]}"
+        return tcp_address(host, self.ports[name])
 
     @property
     def curve(self) -> CurveServer:
@@ -120,16 +120,14 @@ def listen_addresses(listen: str) -> dict[str, str]:
     host, port = split_tcp(listen)
     if port == 65535:
         raise ConfigurationError(f"listen={listen!r}: weights use the next port, so expected at most 65534.")
-    return {"data": f"tcp://{host}:{port}", "weights": f"tcp://{host}:{port + 1 if port else 0}"}
+    return {"data": tcp_address(host, port), "weights": tcp_address(host, port + 1 if port else 0)}
 
 
 def at_host(address: str, host: str | None) -> str:
     """Return the address with the advertised host name, if there is one."""
     if host is None:
         return address
-    if ":" in host:  # an IPv6 address
-        host = f"[{host.strip('[]')}]"
-    return f"tcp://{host}:{split_tcp(address)[1]}"
+    return tcp_address(host.strip("[]"), split_tcp(address)[1])
 
 
 def write_join_files(

@@ -18,7 +18,7 @@ from rlzmq.actors.messages import NO_CALL_ID, Cancel, Shutdown, encode_message
 from rlzmq.actors.messages import decode_message as decode_answer
 from rlzmq.actors.process_state import ActorLostError, ExitStatus
 from rlzmq.config.base_config import BaseConfig
-from rlzmq.core.addresses import split_tcp
+from rlzmq.core.addresses import split_tcp, tcp_address
 from rlzmq.core.errors import ConfigurationError, DeadlineError, PeerLostError, ProtocolError
 from rlzmq.core.patience import TICK_S
 from rlzmq.core.spaces import space_to_plain
@@ -138,10 +138,10 @@ class RemoteLearnerListener:
             packs=True,
             name="learner door",
         )
-        control = self._socket.bind(self._keys.former("control", f"tcp://{host}:{port + 2 if port else 0}"))
+        control = self._socket.bind(self._keys.former("control", tcp_address(host, port + 2 if port else 0)))
         self._store = StoreServer(host, port + 3 if port else 0)
         self.control_address = at_host(control, self._config.advertise)
-        self.store_address = at_host(f"tcp://{host}:{self._store.port}", self._config.advertise)
+        self.store_address = at_host(tcp_address(host, self._store.port), self._config.advertise)
 
     async def take(self, config: BaseConfig, rank: int, *, replaces: bool = False) -> Any:
         """Wait for the next learner to join; return it, built for a rank.

@@ -354,8 +354,7 @@ class JoinFile:
 def _is_listening(address: str) -> bool:
     """Return whether somebody listens at an address of this machine, e.g. the head that was started again."""
     try:
-        host, port = split_tcp(address)
-        with socket.create_connection((host.strip("[]"), port), timeout=1.0):
+        with socket.create_connection(split_tcp(address), timeout=1.0):
             return True
     except OSError:
         return False

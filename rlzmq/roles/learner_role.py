@@ -289,7 +289,7 @@ def open_store(place: str, num_ranks: int) -> Any:
     if not place.startswith("tcp://"):
         return FileStore(place, num_ranks)
     host, port = split_tcp(place)
-    return TCPStore(host.strip("[]"), port, is_master=False, wait_for_workers=False)
+    return TCPStore(host, port, is_master=False, wait_for_workers=False)
 
 
 def interface_for(place: str) -> str | None:
@@ -302,7 +302,7 @@ def interface_for(place: str) -> str | None:
     if os.environ.get("GLOO_SOCKET_IFNAME") or os.environ.get("NCCL_SOCKET_IFNAME"):
         return None
     host, port = split_tcp(place)
-    family, kind, _, _, address = socket.getaddrinfo(host.strip("[]"), port, type=socket.SOCK_DGRAM)[0]
+    family, kind, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)[0]
     with socket.socket(family, kind) as probe:
         probe.connect(address)  # sends nothing, only looks up the route
         own = probe.getsockname()[0]
