@@ -15,6 +15,10 @@ from rlzmq.core.tree import tree_leaves, tree_map, value_kind
 
 __all__ = [
     "SPACE_TYPES",
+    "actions_of_env",
+    "actions_of_module",
+    "counts_from_0",
+    "is_scaled",
     "leaf_paths",
     "leaf_spaces",
     "one_hot",
@@ -132,6 +136,50 @@ def leaf_paths(space: gym.Space[Any]) -> list[tuple[tuple[Any, ...], Any]]:
     """Return (keys and positions that lead to it, leaf) of each leaf, with Dict keys sorted."""
     paths, leaves, _ = optree.tree_flatten_with_path(space_tree(space))
     return list(zip(paths, leaves, strict=True))
+
+
+def is_scaled(space: gym.Space[Any]) -> bool:
+    """Return whether modules act in [-1, 1] instead of within the bounds of this part of a space."""
+    return isinstance(space, spaces.Box) and space.dtype.kind == "f" and space.is_bounded()
+
+
+def counts_from_0(space: gym.Space[Any]) -> bool:
+    """Return whether modules choose a number of steps from the lower bound, in a bounded Box of integers."""
+    return isinstance(space, spaces.Box) and space.dtype.kind in "iu" and space.is_bounded()
+
+
+def actions_of_module(space: gym.Space[Any], actions: Any, *, scales: bool) -> Any:
+    """Return the actions that a module would have chosen for the env's, a tree of arrays ``[..., *shape]``.
+
+    Args:
+        space: The env's action space.
+        actions: An action, or a tree of arrays of actions.
+        scales: Whether modules act in [-1, 1] where the space `is_scaled`. Those of bounded integer Boxes always count
+            from 0.
+    """
+
+    def chosen(part: Any, values: Any) -> Any:
+        if counts_from_0(part):
+            return np.asarray(values).astype(np.int64) - part.low
+        if not scales or not is_scaled(part):
+            return values
+        width = np.where(part.high > part.low, part.high - part.low, 1.0)
+        return (2.0 * (values - part.low) / width - 1.0).astype(np.float32)
+
+    return tree_map(chosen, space_tree(space), actions)
+
+
+def actions_of_env(space: gym.Space[Any], actions: Any, *, scales: bool) -> Any:
+    """Return the env's actions for a module's; the inverse of `actions_of_module`."""
+
+    def for_env(part: Any, values: Any) -> Any:
+        if counts_from_0(part):
+            return (part.low + values).astype(part.dtype)
+        if not scales or not is_scaled(part):
+            return values
+        return (part.low + (values + 1.0) * ((part.high - part.low) / 2.0)).astype(part.dtype)
+
+    return tree_map(for_env, space_tree(space), actions)
 
 
 def space_filler(

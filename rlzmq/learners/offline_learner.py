@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from rlzmq.connectors.common.agent_to_module_mapping import initial_state
 from rlzmq.core.errors import ConfigurationError, NotFiniteError
 from rlzmq.core.names import ALL_MODULES
-from rlzmq.core.spaces import space_filler
+from rlzmq.core.spaces import is_scaled, space_filler
 from rlzmq.core.tree import tree_map
 from rlzmq.episodes.bad_values import find_bad_values
 from rlzmq.episodes.columns import DEFAULT_MODULE_ID, Columns
@@ -555,12 +555,7 @@ class OfflineLearner(TorchLearner):
         what, advice = str(space), "Set the action_space that the data was recorded with"
         if isinstance(space, gym.spaces.Discrete):
             low, high = int(space.start), int(space.start + space.n) - 1
-        elif (
-            isinstance(space, gym.spaces.Box)
-            and np.issubdtype(space.dtype, np.floating)
-            and space.is_bounded()
-            and self.config.normalize_actions
-        ):
+        elif is_scaled(space) and self.config.normalize_actions:
             low, high = -1, 1
             if self.config.actions_in_input_normalized:
                 return

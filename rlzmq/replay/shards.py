@@ -32,7 +32,14 @@ from rlzmq.core.errors import ConfigurationError, ProtocolError
 from rlzmq.core.files import RECORD_BYTES, make_directories, map_file, read_records, write_record
 from rlzmq.core.imports import import_optional
 from rlzmq.core.plain import NotPlainError
-from rlzmq.core.spaces import leaf_spaces, space_from_plain, space_to_plain, space_tree
+from rlzmq.core.spaces import (
+    actions_of_env,
+    actions_of_module,
+    is_scaled,
+    leaf_spaces,
+    space_from_plain,
+    space_to_plain,
+)
 from rlzmq.core.tree import tree_leaves, tree_map, tree_rows, tree_stack
 from rlzmq.episodes.columns import Columns
 from rlzmq.episodes.episode_batch import EpisodeBatch, join_chunks
@@ -574,7 +581,7 @@ def export_to_minari(paths: str | Path | Sequence[str | Path], dataset_id: str, 
             "observation_space and action_space before write_shard."
         )
     for shard in shards:
-        if shard.meta["normalize_actions"] is None and _is_scaled(spaces[1]):
+        if shard.meta["normalize_actions"] is None and _is_changed(spaces[1]):
             raise ConfigurationError(
                 f"export to Minari: shards below {paths} do not say whether their actions are in [-1, 1] or within "
                 f"the bounds of {spaces[1]}. Write them with write_shard(…, normalize_actions=True), or False."
@@ -601,14 +608,9 @@ def _action_space_of(env: Any) -> object:
     return made.action_space
 
 
-def _is_bounded(leaf: gym.Space[Any]) -> bool:
-    """Return whether modules act in [-1, 1] instead of within the bounds of this part of a space."""
-    return isinstance(leaf, gym.spaces.Box) and leaf.dtype.kind == "f" and leaf.is_bounded()
-
-
-def _is_scaled(space: gym.Space[Any]) -> bool:
+def _is_changed(space: gym.Space[Any]) -> bool:
     """Return whether actions of a module differ from those of the space."""
-    bounded = filter(_is_bounded, leaf_spaces(space))
+    bounded = filter(is_scaled, leaf_spaces(space))
     return not all((leaf.low == -1.0).all() and (leaf.high == 1.0).all() for leaf in bounded)
 
 
@@ -625,9 +627,7 @@ def _batch_of(episode: Any, spaces: tuple[Any, Any], normalize_actions: bool) ->
         array = np.asarray(leaf)
         return np.concatenate([array, array[-1:]])
 
-    actions = episode.actions
-    if normalize_actions:
-        actions = _scaled(spaces[1], actions, to_module=True)
+    actions = actions_of_module(spaces[1], episode.actions, scales=normalize_actions)
     columns = {
         Columns.OBS: tree_map(np.asarray, episode.observations),
         Columns.ACTIONS: tree_map(padded, actions),
@@ -655,8 +655,8 @@ def _buffers(shards: Sequence[EpisodeBatch]) -> Iterator[Any]:
         ):
             steps = slice(start, start + length)
             actions = tree_map(lambda leaf, at=steps: np.array(leaf[at]), shard.columns[Columns.ACTIONS])
-            if shard.meta["normalize_actions"]:
-                actions = _scaled(shard.action_space, actions, to_module=False)
+            scales = bool(shard.meta["normalize_actions"])
+            actions = actions_of_env(shard.action_space, actions, scales=scales)
             last = np.arange(length) == length - 1
             yield EpisodeBuffer(
                 id=number,
@@ -671,17 +671,3 @@ def _buffers(shards: Sequence[EpisodeBatch]) -> Iterator[Any]:
                 truncations=(last & (truncated or not terminated)).tolist(),
             )
             number += 1
-
-
-def _scaled(space: gym.Space[Any], actions: Any, *, to_module: bool) -> Any:
-    """Scale bounded Box actions from the space's bounds to [-1, 1], or back."""
-
-    def scaled(leaf: Any, values: Any) -> Any:
-        if not _is_bounded(leaf):
-            return values
-        low, width = leaf.low, leaf.high - leaf.low
-        if to_module:
-            return ((np.asarray(values) - low) / width * 2 - 1).astype(leaf.dtype)
-        return (low + (np.asarray(values) + 1) * width / 2).astype(leaf.dtype)
-
-    return tree_map(scaled, space_tree(space), actions)

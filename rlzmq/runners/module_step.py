@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 
 from rlzmq.connectors.module_to_env import NormalizeAndClipActions, draw_actions, given_actions_logp
-from rlzmq.core.spaces import space_tree
+from rlzmq.core.spaces import actions_of_module
 from rlzmq.core.tree import tree_map
 from rlzmq.episodes.columns import Columns
 from rlzmq.modules.default_models.actor_critic import acting_chain
@@ -228,22 +228,11 @@ def as_chosen(normalize: NormalizeAndClipActions | None, space: gym.Space[Any], 
         space: The env's action space.
         actions: An action, or a tree of arrays ``[N, ...]`` of actions.
     """
-
-    if normalize is None:
-        return actions
-    scales = normalize.normalize_actions
-
-    def chosen(part: gym.Space[Any], values: Any) -> Any:
-        if not isinstance(part, gym.spaces.Box) or not part.is_bounded():
-            return values
-        if np.issubdtype(part.dtype, np.integer):
-            return values.astype(np.int64) - part.low
-        if not scales:
-            return values
-        width = np.where(part.high > part.low, part.high - part.low, 1.0)
-        return (2.0 * (values - part.low) / width - 1.0).astype(np.float32)
-
-    return tree_map(chosen, space_tree(space), actions)
+    return (
+        actions
+        if normalize is None
+        else actions_of_module(space, actions, scales=normalize.normalize_actions)
+    )
 
 
 def initial_row(module: Any) -> Any:

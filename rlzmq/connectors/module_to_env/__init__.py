@@ -25,7 +25,7 @@ from rlzmq.connectors.connector_v2 import (
 )
 from rlzmq.connectors.observation_pieces import agent_space
 from rlzmq.core.errors import ConfigurationError
-from rlzmq.core.spaces import leaf_spaces, space_tree
+from rlzmq.core.spaces import counts_from_0, leaf_spaces, space_tree
 from rlzmq.core.synonyms import did_you_mean
 from rlzmq.core.tree import tree_leaves, tree_map, tree_unstack
 from rlzmq.episodes.columns import DEFAULT_MODULE_ID, Columns
@@ -404,8 +404,7 @@ class NormalizeAndClipActions(ConnectorV2):
         if self.normalize_actions or self.clip_actions:
             return True
         space: Any = self.input_action_space
-        leaves = leaf_spaces(space)
-        return any(isinstance(leaf, gym.spaces.Box) and _counts_from_0(leaf) for leaf in leaves)
+        return any(map(counts_from_0, leaf_spaces(space)))
 
     @property
     def changes_rows(self) -> bool:
@@ -467,7 +466,7 @@ class NormalizeAndClipActions(ConnectorV2):
             return None
         clip = partial(_clip, space.low, space.high, space.dtype)
         clips = self.clip_actions and not self.normalize_actions
-        if _counts_from_0(space):
+        if counts_from_0(space):
             return partial(_shift, space.low, space.dtype, clip if clips else None)
         if clips:
             return clip
@@ -500,10 +499,6 @@ class NormalizeAndClipActions(ConnectorV2):
             return {**batch, Columns.ACTIONS_FOR_ENV: actions}, memory
 
         return TorchPiece(forward=forward)
-
-
-def _counts_from_0(space: gym.spaces.Box) -> bool:
-    return bool(np.issubdtype(space.dtype, np.integer)) and space.is_bounded()
 
 
 def _stretch(low: Any, high: Any, dtype: Any, action: Any) -> object:
