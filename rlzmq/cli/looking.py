@@ -49,6 +49,8 @@ class TopOptions:
     description="Watch a run in progress.",
 )
 def top(options: TopOptions) -> int:
+    if not 0 < options.interval < 1e6:
+        raise ConfigurationError(f"--interval: expected more than 0 seconds, got {options.interval:g}")
     return asyncio.run(_main(options))
 
 

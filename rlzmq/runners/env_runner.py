@@ -835,6 +835,7 @@ class EnvRunner(TellsUncalled, Checkpointable):
         components: str | Collection[str] | None = None,
         *,
         not_components: str | Collection[str] | None = None,
+        inference_only: bool = True,
     ) -> dict[str, Any]:
         """Return the runner's state by component.
 
@@ -843,6 +844,7 @@ class EnvRunner(TellsUncalled, Checkpointable):
                 rl_module, weights_seq_no, env_to_module_connector, module_to_env_connector and
                 num_env_steps_sampled_lifetime.
             not_components: Names to leave out.
+            inference_only: Whether to leave out what modules need for training only, if they have it.
 
         Returns:
             Component -> plain state; ``rl_module`` by module id.
@@ -855,7 +857,7 @@ class EnvRunner(TellsUncalled, Checkpointable):
         if "rl_module" in chosen:
             inside, outside = chosen["rl_module"]
             state["rl_module"] = self.multi_rl_module.get_state(
-                inside, not_components=outside, inference_only=True
+                inside, not_components=outside, inference_only=inference_only
             )
         if "weights_seq_no" in chosen or "rl_module" in state:
             state["weights_seq_no"] = self.weights_seq_no

@@ -181,6 +181,7 @@ def test_every_file_gets_readable_texts_in_their_order(
         (["ckpt", "diff", "docs", "docs"], 78, "is not a checkpoint: it has no manifest.json"),
         (["top", "tcp://127.0.0.1:5555"], 78, "join file"),
         (["top", "docs"], 78, "no run has its sockets in docs"),
+        (["top", "--interval", "-1"], 78, "more than 0 seconds, got -1"),
         (["completion", "csh"], 2, "bash"),
         (["ckpt", "ls", "/nowhere"], 78, "/nowhere does not exist"),
         (["replay", "/nowhere"], 78, "/nowhere does not exist: expected a recorded run"),

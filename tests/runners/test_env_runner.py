@@ -28,6 +28,7 @@ def test_only_newer_or_unnumbered_weights_are_loaded() -> None:
     assert all(np.array_equal(runner.module.get_state()[name], own[name]) for name in own)
     runner.set_state({"rl_module": zeros, "weights_seq_no": 6})  # a bare module state, too
     assert runner.weights_seq_no == runner.get_state()["weights_seq_no"] == 6
+    assert runner.get_state("rl_module", inference_only=True).keys() == {"rl_module", "weights_seq_no"}
     assert not any(value.any() for value in weights_of(runner).values())
     runner.set_state({"rl_module": {"default_policy": own}})
     assert runner.weights_seq_no == 6
