@@ -163,10 +163,9 @@ def main(control_fd: int, driver_pid: int, preload: Sequence[str]) -> None:
         preload: Modules to import before the first fork; the missing ones are skipped.
     """
     ignore_ending_signals()  # the driver stops this process
-    child_name = Path(_NAME_PATH).read_text().rstrip("\n")
     Path(_NAME_PATH).write_text(FORK_SERVER_NAME)
     with contextlib.suppress(ProcessLookupError):
-        server = _Server(socket.socket(fileno=control_fd), os.pidfd_open(driver_pid), child_name)
+        server = _Server(socket.socket(fileno=control_fd), os.pidfd_open(driver_pid))
         server.end_with_parent(driver_pid)
         _import_all(preload)
         server.serve()
@@ -210,10 +209,9 @@ class _Child:
 
 
 class _Server:
-    def __init__(self, control: socket.socket, driver_fd: int, child_name: str) -> None:
+    def __init__(self, control: socket.socket, driver_fd: int) -> None:
         self._pid = os.getpid()
         ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1)
-        self._child_name = child_name
         self._control = control
         self._driver_fd = driver_fd
         self._children: dict[int, _Child] = {}
@@ -305,7 +303,7 @@ class _Server:
             libc = ctypes.CDLL(None)
             libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
             libc.prctl(_PR_SET_CHILD_SUBREAPER, 1)
-            Path(_NAME_PATH).write_text(self._child_name)
+            Path(_NAME_PATH).write_text(role)  # for ps, top and pkill
             if os.getppid() != self._pid:  # it died before the line above
                 os._exit(code)
             signal.set_wakeup_fd(-1)

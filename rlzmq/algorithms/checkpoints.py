@@ -408,6 +408,10 @@ def _named(what: str, names: set[str]) -> str:
     return what + ", ".join(sorted(names)) if names else ""
 
 
+# Copies of the learners' state take this share of the time at most, and are this many seconds apart at least.
+_COPIES_SHARE, _MIN_COPY_EVERY_S = 0.01, 1.0
+
+
 class CheckpointKeeper:
     """Writer of an AsyncAlgorithm's automatic checkpoints.
 
@@ -431,6 +435,7 @@ class CheckpointKeeper:
         self._run_dir: RunDir | None = None
         self._every_s: float | None = None
         self._begun_at = self._copied_at = -math.inf  # the first one is due after the first iteration
+        self._copy_every_s = 0.0
         self._writing: threading.Thread | None = None
         self._error: BaseException | None = None
         self._score: float | None = None
@@ -485,10 +490,12 @@ class CheckpointKeeper:
         now = time.monotonic()
         if self._is_due(now):
             await self._begin()
-        elif self._copies and now - self._copied_at >= self._algorithm.config.learner_snapshot_every_s:
+        elif self._copies and now - self._copied_at >= self._copy_every_s:
             await self._drain()
             await self._algorithm.session.learner_group.get_state()  # keeps a copy
-            self._copied_at = now
+            self._copied_at = time.monotonic()
+            spared_s = max(_MIN_COPY_EVERY_S, (self._copied_at - now) / _COPIES_SHARE)
+            self._copy_every_s = min(self._algorithm.config.learner_snapshot_every_s, spared_s)
 
     async def write(self, *, state_timeout_s: float | None = None) -> Path:
         """Write a checkpoint now, unless there is one of this iteration, and return its path.

@@ -467,9 +467,10 @@ class FaultToleranceSettings:
             learner or its connectors and module; env runners have another env_reset_timeout_s for their environments.
             0: no limit.
         learner_timeout_s: Seconds without progress after which a collective operation of the learners fails.
-        learner_snapshot_every_s: Seconds between copies of the learner state to the driver's memory, from which the
-            run continues if all learners die at once. Each copy transfers the weights and optimizer state of rank 0
-            between two iterations. None: no copies; the run is rolled back to the last checkpoint.
+        learner_snapshot_every_s: Most seconds between copies of the learner state to the driver's memory, from which
+            the run continues if all learners die at once. Each copy transfers the weights and optimizer state of rank 0
+            between two iterations; if that is fast, there is one a second, else they take 1 % of the time. None: no
+            copies; the run is rolled back to the last checkpoint.
     """
 
     restart_failed_env_runners: bool = True

@@ -319,7 +319,7 @@ class AsyncLearnerGroup:
     def _remember(self, state: Mapping[str, Any]) -> None:
         """Keep a whole state, to be restored if no rank is left."""
         if self.formation is not None and "weights_seq_no" in state:
-            self.formation.last_resort = dict(state)
+            self.formation.remember(dict(state))
 
     async def set_state(self, state: Mapping[str, Any]) -> None:
         """Load this state on every rank."""

@@ -20,6 +20,7 @@ import asyncio
 import contextlib
 import logging
 import socket
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from typing import Any
 
@@ -75,6 +76,7 @@ class LearnerFormation(RunTasks):
         self.num_reforms: int = 0
         self.num_rollbacks: int = 0
         self.last_resort: Any = None
+        self._remembered_s = 0.0
         self.begin_lineage: Callable[[list[Any]], Awaitable[bool]] | None = None
 
     # -- use ------------------------------------------------------------------------------------
@@ -140,6 +142,10 @@ class LearnerFormation(RunTasks):
                     yield list(self.handles)
                     return
 
+    def remember(self, state: Any) -> None:
+        """Keep a learner state as `last_resort`."""
+        self.last_resort, self._remembered_s = state, time.monotonic()
+
     def note_work(self) -> None:
         """Reset the failure counts, after an update was committed."""
         self.is_untouched = False
@@ -198,7 +204,10 @@ class LearnerFormation(RunTasks):
             has_state = self.last_resort is not None or self.is_untouched
             if not self.handles and has_state and self._config.restart_failed_learners:
                 if not went_back and not self.is_untouched:
-                    _log.warning("All learners have died: restoring the driver's last copy of their state.")
+                    age_s = time.monotonic() - self._remembered_s
+                    _log.warning(
+                        "All learners have died: restoring a copy of their state, %.0f s old.", age_s
+                    )
                     self.num_rollbacks += 1
                 await self._start_over()
                 went_back = True
