@@ -263,7 +263,8 @@ def _run_numbers(result: Mapping[str, Any], config: BaseConfig) -> dict[str, flo
     low, high = _get(runners, "episode_return_min", math.nan), _get(runners, "episode_return_max", math.nan)
     has_rewards = (low, high) != (0.0, 0.0) or any(runners.get("agent_episode_return_mean", {}).values())
     dropped = result["accounting"]["dropped"]
-    num_dropped = sum(dropped.values()) - dropped.get("stopped", 0)
+    # A buffer that a checkpoint leaves out was said at the restore, and its steps were trained before.
+    num_dropped = sum(dropped.values()) - dropped.get("stopped", 0) - dropped.get("buffer_lost", 0)
     return {
         "num_steps": num_steps,
         "num_dropped": num_dropped,

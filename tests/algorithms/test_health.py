@@ -51,7 +51,7 @@ def test_two_iterations_in_a_row_are_no_finding_and_a_healthy_one_begins_anew() 
                 "env_runners": {"episode_return_mean": 1.0, "num_episodes_lifetime": 1},
                 "learners": {"default_policy": {"clip_fraction": share}, "__all_modules__": {}},
                 "num_env_steps_sampled_lifetime": 100,
-                "accounting": {"dropped": {}},
+                "accounting": {"dropped": {"buffer_lost": 900}},
             }
         )
 

@@ -162,7 +162,7 @@ async def test_weights_are_asked_of_the_broker_once_and_reach_all(tmp_path: Path
         frame = weights(version)
         for runner in runners:
             runner.announce(frame)
-        await asyncio.sleep(0.05)
+        await until_async(lambda version=version: len(first.asked) >= version)
         first.neighbors.offer(frame)
         await until_async(lambda version=version: all(runner.got[-1:] == [version] for runner in others))
         assert len(first.asked) == version
@@ -193,9 +193,7 @@ async def test_a_neighbor_that_the_broker_does_not_know_is_passed_over() -> None
     context = Context()
     first, second = (Runner(context, f"runner-{number}") for number in range(2))
     first.neighbors.request(SnapshotRequest(0, 0))
-    for _ in range(2):
-        second.neighbors.request(SnapshotRequest(0, 0))
-        await asyncio.sleep(0.02)
+    await until_async(lambda: second.asked or second.neighbors.request(SnapshotRequest(0, 0)))
     assert second.asked == [SnapshotRequest(0, 0)]
     second.neighbors.close()
     first.neighbors.close()
