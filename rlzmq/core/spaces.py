@@ -26,6 +26,7 @@ __all__ = [
     "space_from_plain",
     "space_to_plain",
     "space_tree",
+    "stretched",
 ]
 
 # Limit on a Box's size: 64 M elements, far above any real observation.
@@ -148,6 +149,11 @@ def counts_from_0(space: gym.Space[Any]) -> bool:
     return isinstance(space, spaces.Box) and space.dtype.kind in "iu" and space.is_bounded()
 
 
+def stretched(low: Any, high: Any, dtype: Any, actions: Any) -> Any:
+    """Return actions in [-1, 1] as values of a Box with these bounds, clipped."""
+    return np.clip(low + (actions + 1.0) * ((high - low) / 2.0), low, high).astype(dtype, copy=False)
+
+
 def actions_of_module(space: gym.Space[Any], actions: Any, *, scales: bool) -> Any:
     """Return the actions that a module would have chosen for the env's, a tree of arrays ``[..., *shape]``.
 
@@ -170,14 +176,14 @@ def actions_of_module(space: gym.Space[Any], actions: Any, *, scales: bool) -> A
 
 
 def actions_of_env(space: gym.Space[Any], actions: Any, *, scales: bool) -> Any:
-    """Return the env's actions for a module's; the inverse of `actions_of_module`."""
+    """Return the env's actions for a module's; the inverse of `actions_of_module`. What is scaled is clipped."""
 
     def for_env(part: Any, values: Any) -> Any:
         if counts_from_0(part):
             return (part.low + values).astype(part.dtype)
         if not scales or not is_scaled(part):
             return values
-        return (part.low + (values + 1.0) * ((part.high - part.low) / 2.0)).astype(part.dtype)
+        return stretched(part.low, part.high, part.dtype, values)
 
     return tree_map(for_env, space_tree(space), actions)
 

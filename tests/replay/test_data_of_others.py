@@ -267,17 +267,17 @@ def test_whole_and_constant_actions_survive_the_way_to_minari_and_back(
     )
     one = SingleAgentEpisode(observation_space=box(-1, 1, (1,)), action_space=actions)
     one.add_env_reset(np.zeros(1, np.float32))
-    action = {"n": np.array([0, 5]), "x": np.array([-1, 0.5], np.float32)}
+    action = {"n": np.array([0, 5]), "x": np.array([-1, 1.5], np.float32)}
     one.add_env_step(np.zeros(1, np.float32), action, 1.0, terminated=True)
     write_shard(tmp_path / "a", [one], normalize_actions=True)
     dataset = export_to_minari(
         tmp_path / "a", "test/whole-v0", algorithm_name="ppo", author="me", code_permalink="here"
     )
     for_env = dataset[0].actions
-    assert (for_env["n"].tolist(), for_env["x"].tolist()) == ([[-3, 2]], [[1.0, 3.0]])
+    assert (for_env["n"].tolist(), for_env["x"].tolist()) == ([[-3, 2]], [[1.0, 4.0]])  # clipped
     import_from_minari("test/whole-v0", tmp_path / "b")
     back = open_shards(tmp_path / "b").shards[0][0].get_actions(0)
-    assert (back["n"].tolist(), back["x"].tolist()) == ([0, 5], [-1.0, 0.5])
+    assert (back["n"].tolist(), back["x"].tolist()) == ([0, 5], [-1.0, 1.0])
 
 
 def test_shards_without_spaces_cannot_be_exported(tmp_path: Path) -> None:

@@ -25,7 +25,7 @@ from rlzmq.connectors.connector_v2 import (
 )
 from rlzmq.connectors.observation_pieces import agent_space
 from rlzmq.core.errors import ConfigurationError
-from rlzmq.core.spaces import counts_from_0, leaf_spaces, space_tree
+from rlzmq.core.spaces import counts_from_0, leaf_spaces, space_tree, stretched
 from rlzmq.core.synonyms import did_you_mean
 from rlzmq.core.tree import tree_leaves, tree_map, tree_unstack
 from rlzmq.episodes.columns import DEFAULT_MODULE_ID, Columns
@@ -474,7 +474,7 @@ class NormalizeAndClipActions(ConnectorV2):
             return None
         if not space.is_bounded():
             return clip if np.any(space.bounded_below | space.bounded_above) else None
-        return partial(_stretch, space.low, space.high, space.dtype)
+        return partial(stretched, space.low, space.high, space.dtype)
 
     def __repr__(self) -> str:
         return (
@@ -501,10 +501,6 @@ class NormalizeAndClipActions(ConnectorV2):
         return TorchPiece(forward=forward)
 
 
-def _stretch(low: Any, high: Any, dtype: Any, action: Any) -> object:
-    return np.clip(low + (action + 1.0) * ((high - low) / 2.0), low, high).astype(dtype, copy=False)
-
-
 def _shift(low: Any, dtype: Any, clip: Any, action: Any) -> object:
     shifted = np.asarray(low + action)
     return (shifted if clip is None else clip(shifted)).astype(dtype, copy=False)
@@ -515,7 +511,7 @@ def _clip(low: Any, high: Any, dtype: Any, action: Any) -> object:
 
 
 def _on_tensors(leaf_map: partial[Any]) -> Callable[[Any], Any]:
-    """Return the tensor form of `_stretch`, `_shift` or `_clip` with its arguments."""
+    """Return the tensor form of `stretched`, `_shift` or `_clip` with its arguments."""
     import torch
 
     def constant(bound: object) -> Any:
