@@ -23,6 +23,7 @@ from recovery_runs import check_account, kill, small
 from rlzmq import RLModuleSpec
 from rlzmq.actors import system
 from rlzmq.actors.process_state import ActorLostError
+from rlzmq.algorithms import checkpoints
 from rlzmq.core import patience
 from rlzmq.core.errors import DeadlineError, PeerLostError
 from rlzmq.envs.registry import register_env
@@ -192,9 +193,11 @@ async def test_too_few_learners_or_the_death_of_all_without_a_copy_end_the_run_a
     [pytest.param(1, "copy", marks=pytest.mark.slow), (2, "checkpoint"), (2, "copy, one after the other")],
 )
 async def test_the_death_of_all_learners_goes_back_to_the_last_state_that_the_driver_has(
-    num_learners: int, what: str, tmp_path: Path
+    num_learners: int, what: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config = small(1, num_learners)
+    monkeypatch.setattr(checkpoints, "_COPIES_SHARE", math.inf)  # a copy costs nothing:
+    monkeypatch.setattr(checkpoints, "_MIN_COPY_EVERY_S", 0.0)  # one after each iteration
     if what == "checkpoint":
         config.fault_tolerance(learner_snapshot_every_s=None)
     async with config.build_async() as algo:
@@ -209,6 +212,7 @@ async def test_the_death_of_all_learners_goes_back_to_the_last_state_that_the_dr
             # its replacement joins with an update
             await until_async(lambda: group.supervisor.num_healthy == 2)
         kept = group.formation.last_resort["weights_seq_no"]
+        assert kept == (1 if what == "checkpoint" else 2)
         await asyncio.gather(*map(kill, group.handles))
         result = await algo.train()
         assert result["learners"]["default_policy"]["weights_seq_no"] == kept + 1
