@@ -79,7 +79,6 @@ ENTRIES = (
         "ppo --env InvertedDoublePendulum-v5 --stop steps=300000",
         "An env of MuJoCo.",
     ),
-    Entry("hopper", "Hopper-v5, PPO", "ppo --env Hopper-v5 --stop steps=400000", "A robot of MuJoCo with one leg."),
     Entry(
         "frozenlake",
         "FrozenLake-v1, PPO",
