@@ -285,6 +285,7 @@ class OfflineConfig(AlgorithmConfig):
 class OfflineActorCriticConfig(OfflineConfig):
     """Settings of an offline algorithm with critics of actions, target networks and a squashed policy (CQL, IQL)."""
 
+    _defaults: ClassVar[dict[str, Any]] = {"adam_epsilon": 1e-7}
     _learning_rates: ClassVar[str]
     """Names of the three learning rates, for error messages."""
 

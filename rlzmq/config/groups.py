@@ -18,6 +18,7 @@ from rlzmq.config.settings import (
     LearningRate,
     NonNegative,
     NonNegativeInt,
+    Positive,
     PositiveInt,
     setting,
     settings,
@@ -348,6 +349,7 @@ class TrainingSettings(_LearnerCodeSettings):
         lr: Learning rate, or a schedule ``[(0, v0), (t1, v1), …]`` over lifetime env steps.
         grad_clip: Gradient clipping threshold (None: no clipping).
         grad_clip_by: The quantity that `grad_clip` limits: each value, the norm of each tensor, or the global norm.
+        adam_epsilon: Added to the denominator of Adam's steps; larger values make steps of small gradients smaller.
         train_batch_size: Env steps per update over all learners.
         train_batch_size_per_learner: Env steps per update and learner; takes precedence over `train_batch_size`.
         num_epochs: Number of passes over each train batch.
@@ -362,6 +364,7 @@ class TrainingSettings(_LearnerCodeSettings):
     lr: LearningRate = 0.001
     grad_clip: NonNegative | None = None
     grad_clip_by: Literal["value", "norm", "global_norm"] = "global_norm"
+    adam_epsilon: Positive = 1e-8
     train_batch_size: PositiveInt = 32
     train_batch_size_per_learner: PositiveInt | None = None
     num_epochs: PositiveInt = 1

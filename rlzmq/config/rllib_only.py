@@ -163,7 +163,6 @@ _ROWS: dict[tuple[str, str], dict[str, str | dict[str, Any]]] = {
     },
     ("DQNConfig", "training"): {
         "hiddens": "set the heads' layers with rl_module(model_config={'head_fcnet_hiddens': […]}).",
-        "adam_epsilon": "override configure_optimizers_for_module in your own Learner class.",
         "before_learn_on_batch": "change batches in a piece of training(learner_connector=…).",
         "categorical_distribution_temperature": "explore with training(epsilon=…).",
     },

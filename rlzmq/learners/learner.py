@@ -657,7 +657,7 @@ class Learner(TellsUncalled, Checkpointable):
         if parameters:
             self.register_optimizer(
                 module_id=module_id,
-                optimizer=make_adam(parameters, 0.0),
+                optimizer=make_adam(parameters, config.adam_epsilon),
                 params=parameters,
                 lr_or_lr_schedule=config.lr,
             )

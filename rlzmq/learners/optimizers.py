@@ -458,13 +458,13 @@ class LeanAdam(torch.optim.Adam):
         return state
 
 
-def make_adam(parameters: Sequence[Tensor], learning_rate: float, eps: float = 1e-8) -> torch.optim.Adam:
-    """Return an Adam optimizer; it is fused into one kernel if all parameters are on one CPU or CUDA device."""
+def make_adam(parameters: Sequence[Tensor], eps: float) -> torch.optim.Adam:
+    """Return Adam with learning rate 0; it is fused into one kernel if all parameters are on one CPU or CUDA device."""
     devices = {p.device for p in parameters}
     lean = len(devices) == 1 and all(p.is_floating_point() for p in parameters)
     if lean and next(iter(devices)).type in ("cpu", "cuda"):
-        return LeanAdam(parameters, lr=learning_rate, eps=eps)
-    return torch.optim.Adam(parameters, lr=learning_rate, eps=eps)
+        return LeanAdam(parameters, lr=0.0, eps=eps)
+    return torch.optim.Adam(parameters, lr=0.0, eps=eps)
 
 
 def _set_learning_rate(optimizer: Optimizer, value: float) -> None:

@@ -28,9 +28,6 @@ __all__ = [
     "target_outputs",
 ]
 
-# Added to the denominator of Adam's steps for parts of a module (SAC, TQC, CQL, IQL), as in RLlib.
-_EPS = 1e-7
-
 
 ErrorLoss = Literal["mse", "huber"]
 """How a critic's error counts: squared, or half its square up to 1 and linearly beyond (Huber, δ = 1)."""
@@ -171,7 +168,7 @@ class TargetNetworkLearner(TargetNetworkUpdates):
             self.register_optimizer(
                 module_id=module_id,
                 optimizer_name=name,
-                optimizer=make_adam(given, 0.0, _EPS),
+                optimizer=make_adam(given, self.config_for_module(module_id).adam_epsilon),
                 params=given,
                 lr_or_lr_schedule=lr,
                 every=(every or {}).get(name, 1),

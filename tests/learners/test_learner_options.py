@@ -105,12 +105,13 @@ def test_the_gradients_of_each_optimizer_are_clipped(
 ) -> None:
     most = 1e-4
     config = config_of(algorithm, data, NotesGradients, grad_clip=most, grad_clip_by=grad_clip_by)
-    learner, _, result = trained(config)
+    learner, _, result = trained(config.training(adam_epsilon=1e-5))
     assert len(learner.noted) == NUM_OPTIMIZERS.get(algorithm, 1)
     assert "have no optimizer" not in caplog.text
-    for (name, _), gradients in zip(
+    for (name, optimizer), gradients in zip(
         learner.get_optimizers_for_module("default_policy"), learner.noted, strict=True
     ):
+        assert optimizer.param_groups[0]["eps"] == 1e-5
         if result[f"gradients_{name}_global_norm"] <= 100 * most:
             continue  # it may have been small enough
         if grad_clip_by == "value":

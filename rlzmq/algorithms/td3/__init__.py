@@ -50,6 +50,7 @@ class TD3Config(OffPolicyConfig, TD3TrainingSettings):
         "num_steps_sampled_before_learning_starts": 1500,
         "target_network_update_freq": 0,
         "tau": 0.005,
+        "adam_epsilon": 1e-7,
         "min_time_s_per_iteration": 1.0,
         "min_sample_timesteps_per_iteration": 100,
         "evaluation_config": {"explore": False},
