@@ -307,7 +307,7 @@ class Optimizers:
     def set_state(self, state: Mapping[str, Any], names: Mapping[int, str]) -> None:
         """Load a state from `get_state`. Modules and optimizers missing in it keep their state.
 
-        A constant learning rate stays the configured one, so a run may be resumed with another one. A scheduled
+        A constant learning rate and Adam's ε stay the configured ones, so a run may be resumed with others. A scheduled
         learning rate is the state's until the schedule's next value.
 
         Raises:
@@ -509,7 +509,7 @@ def _set_state(optimizer: Optimizer, state: Mapping[str, Any], names: Mapping[in
     if len(mine) != len(state["groups"]):
         raise ValueError(f"expected the state of {len(mine)} parameter groups, got {len(state['groups'])}.")
     groups = [
-        {**group, **{key: _like(value, group.get(key)) for key, value in saved.items()}}
+        {**group, **{key: _like(value, group.get(key)) for key, value in saved.items() if key != "eps"}}
         for group, saved in zip(mine, state["groups"], strict=True)
     ]
     values = {

@@ -255,11 +255,13 @@ def test_optimizers_of_other_parameters_and_other_names_are_refused() -> None:
         learner.configure_optimizers_for_module("default_policy", learner.config)
 
 
-def test_a_constant_learning_rate_is_the_configured_one_from_the_first_update_after_a_restore() -> None:
-    slow, fast = (ppo_learner(ppo_config(lr=lr, minibatch_size=None, num_epochs=1)) for lr in (1e-5, 1e-2))
+def test_a_constant_learning_rate_and_epsilon_are_the_configured_ones_after_a_restore() -> None:
+    step = {"minibatch_size": None, "num_epochs": 1}
+    slow, fast = (ppo_learner(ppo_config(lr=lr, adam_epsilon=lr / 1000, **step)) for lr in (1e-5, 1e-2))
     slow.update(episodes=episodes(20, 30))
     fast.set_state(slow.get_state())
-    again = ppo_learner(ppo_config(lr=1e-5, minibatch_size=None, num_epochs=1))
+    assert fast.get_optimizer("default_policy").param_groups[0]["eps"] == 1e-5
+    again = ppo_learner(ppo_config(lr=1e-5, **step))
     again.set_state(slow.get_state())
     moved = []
     for learner in (again, fast):
