@@ -220,8 +220,9 @@ class AlgorithmConfig(BaseConfig):
             if spec.observation_space is None or spec.action_space is None:
                 missing = "observation_space" if spec.observation_space is None else "action_space"
                 raise ConfigurationError(
-                    f"Module {module_id!r} has no {missing}: no agent of the env is mapped to it. Set it with "
-                    f"RLModuleSpec({missing}=…), or check policy_mapping_fn." + did_you_mean(module_id, known)
+                    f"Module {module_id!r} has no {missing}: no agent of the env is mapped to it, or the "
+                    f"env_to_module_connector's spaces lack it. Set it with RLModuleSpec({missing}=…), or check "
+                    "policy_mapping_fn." + did_you_mean(module_id, known.keys() - {module_id})
                 )
             spec.model_config = {**module_config.model_config, **model_config_to_dict(spec.model_config)}
             spec.inference_only = inference_only

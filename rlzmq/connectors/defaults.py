@@ -14,6 +14,7 @@ from rlzmq.connectors.common import FrameStacking
 from rlzmq.connectors.common.agent_to_module_mapping import agents_of_modules
 from rlzmq.connectors.connector_v2 import ConnectorV2
 from rlzmq.connectors.env_to_module import PrevActionsPrevRewards
+from rlzmq.connectors.observation_pieces import AgentPiece
 from rlzmq.connectors.pipelines import (
     ConnectorPipelineV2,
     EnvToModulePipeline,
@@ -290,6 +291,13 @@ def users_pieces(
             f"config.{setting}: expected a ConnectorV2 piece or a list of them, got {given!r} "
             f"({type(given).__name__})."
         )
+    for piece in flat_pieces(pieces):
+        if isinstance(piece, AgentPiece) and piece.of_agents != config.is_multi_agent:
+            raise ConfigurationError(
+                f"config.{setting}: {type(piece).__name__} has multi_agent={piece.of_agents}, but the config is for "
+                f"{'several agents' if config.is_multi_agent else 'one agent'}. "
+                f"Set multi_agent={config.is_multi_agent}."
+            )
     return list(pieces)
 
 

@@ -16,7 +16,6 @@ from rlzmq.episodes.columns import Columns
 from rlzmq.episodes.lookback_buffer import InfiniteLookbackBuffer
 
 __all__ = [
-    "OF_AGENTS",
     "AgentPiece",
     "MultiAgentObservationPreprocessor",
     "ObservationPiece",
@@ -33,10 +32,6 @@ def agent_space(space: Any, agent_id: Any) -> Any:
     if agent_id is not None and isinstance(space, gym.spaces.Dict) and agent_id in space.spaces:
         return space.spaces[agent_id]
     return space
-
-
-OF_AGENTS = "For spaces that are Dicts by agent id, pass multi_agent=True."
-"""Hint in errors about spaces."""
 
 
 class AgentPiece(ConnectorV2):

@@ -13,7 +13,7 @@ from rlzmq.episodes.single_agent_episode import SingleAgentEpisode
 from rlzmq.modules.distributions import TorchCategorical
 
 OBS_SPACE = gym.spaces.Box(-1.0, 1.0, (2,), np.float32)
-ACTION_SPACE = gym.spaces.Discrete(3)
+ACTION_SPACE = gym.spaces.Discrete(3, start=1)
 
 
 def make_episode(
@@ -33,7 +33,7 @@ def make_episode(
     episode = SingleAgentEpisode(
         observations=[np.array([offset + t, -t], np.float32) for t in range(total + 1)],
         observation_space=OBS_SPACE,
-        actions=[t % 3 for t in range(total)],
+        actions=[1 + t % 3 for t in range(total)],
         action_space=ACTION_SPACE,
         rewards=[float(t + 1) for t in range(total)],
         terminated=terminated,

@@ -63,7 +63,7 @@ def test_all_columns_of_the_chunks_steps_are_added_without_lookback() -> None:
     batch = call(AddColumnsFromEpisodesToTrainBatch(), [episode, make_episode(0, numpy=False)])
     key = (episode.id_,)
     assert set(batch) == {"actions", "rewards", "terminateds", "truncateds", "action_logp"}
-    assert batch["actions"][key][0].tolist() == [1, 2]
+    assert batch["actions"][key][0].tolist() == [2, 3]
     assert batch["rewards"][key][0].tolist() == [2.0, 3.0]
     assert batch["terminateds"][key] == [False, True]
     assert batch["truncateds"][key] == [False, False]
@@ -93,16 +93,15 @@ def test_returns_to_go_sum_discounted_rewards_to_the_chunks_end() -> None:
 @pytest.mark.parametrize("terminated", [False, True])
 def test_every_chunk_gets_one_masked_step(numpy: bool, terminated: bool) -> None:
     episode = make_episode(2, terminated=terminated, numpy=numpy, extras={"x": [1, 2]})
-    id_ = episode.id_
+    key = (episode.id_,)
     batch = call(AddOneTsToEpisodesAndTruncate(), [episode])
-    key = (id_,)
     assert batch["loss_mask"][key] == [True, True, False]
     assert batch["terminateds"][key] == [False, terminated, False]
     assert batch["truncateds"][key] == [False, not terminated, False]
-    assert (len(episode), episode.id_) == (3, id_)
+    assert (len(episode), (episode.id_,)) == (3, key)
     assert (episode.is_terminated, episode.is_truncated) == (terminated, not terminated)
     np.testing.assert_array_equal(episode.get_observations([-2, -1]), [[2, -2], [2, -2]])
-    assert list(episode.get_actions()) == [0, 1, 1]
+    assert list(episode.get_actions()) == [1, 2, 2]
     assert list(episode.get_rewards()) == [1.0, 2.0, 0.0]
     assert list(episode.get_extra_model_outputs("x")) == [1, 2, 2]
     assert len(episode.get_infos()) == 4

@@ -119,3 +119,4 @@ def test_any_cut_of_episodes_gives_every_step_once_with_the_right_state(
     expected = [100.0 if t == 0 else t - 1 for t in starts]
     assert columns["state_in"]["h"][:, 0].tolist() == expected
     assert columns["seq_lens"].tolist() == mask.sum(1).tolist()
+    assert set(columns["actions"].flatten().tolist()) == set(columns["actions"][mask].tolist())

@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from rlzmq.connectors.common.layout import OBSERVATION_READERS
 from rlzmq.connectors.connector_v2 import Batch, Memory, TorchPiece
-from rlzmq.connectors.observation_pieces import OF_AGENTS, ObservationPiece, agent_space
+from rlzmq.connectors.observation_pieces import ObservationPiece, agent_space
 from rlzmq.connectors.rows import RowsContext
 from rlzmq.core.errors import UnsupportedSpaceError
 from rlzmq.episodes.columns import Columns
@@ -68,7 +68,7 @@ class FrameStacking(ObservationPiece):
         if not isinstance(space, gym.spaces.Box) or not space.shape:
             raise UnsupportedSpaceError(
                 f"{type(self).__name__}: expected a Box with at least one axis, got {space}. Put a piece that makes "
-                f"one (FlattenObservations) before it. {OF_AGENTS}"
+                f"one (FlattenObservations) before it."
             )
         # Zeros stand for missing frames, so they are part of the space.
         low = np.minimum(space.low, np.zeros((), space.dtype))

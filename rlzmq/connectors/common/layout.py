@@ -118,9 +118,9 @@ class AddTimeDimToBatchAndZeroPad(_StepsPiece):
     """Adds a time axis to the data of stateful modules. Other modules' data is unchanged.
 
     In env runners every item ``[...]`` becomes ``[1, ...]``. On the learner the steps of each chunk become
-    ``ceil(len / max_seq_len)`` sequences ``[max_seq_len, ...]``, the last one padded with zeros on the right. Two
-    columns are added: ``seq_lens`` (number of real steps in a sequence) and, unless it exists already, ``loss_mask``
-    (False in the padding). Two chunks never share a sequence.
+    ``ceil(len / max_seq_len)`` sequences ``[max_seq_len, ...]``, the last one padded with zeros on the right (actions:
+    with the last one, whose log-probability exists). Two columns are added: ``seq_lens`` (number of real steps in a
+    sequence) and, unless it exists already, ``loss_mask`` (False in the padding). Two chunks never share a sequence.
 
     Args:
         input_observation_space, input_action_space: See ConnectorV2.
@@ -200,7 +200,7 @@ class AddTimeDimToBatchAndZeroPad(_StepsPiece):
             columns[Columns.LOSS_MASK] = np.ones(len(rows), np.bool_)
         for name in columns.keys() - _UNTOUCHED:
             columns[name] = tree_map(
-                lambda leaf: split_and_zero_pad(leaf, rows.lengths, longest), columns[name]
+                lambda leaf, name=name: split_and_zero_pad(leaf, rows.lengths, longest, name), columns[name]
             )
         columns[Columns.SEQ_LENS] = _sequence_lengths(rows.lengths.tolist(), longest)
 
@@ -228,16 +228,19 @@ def _sequences(
             f"column {column!r}, key {key}: expected one item per step, {sum(lengths)} (chunks of "
             f"{list(lengths)[:8]} steps), got {num_items(rows)}."
         )
-    return tree_map(lambda leaf: BatchedNdArray(split_and_zero_pad(leaf, lengths, longest)), rows)
+    return tree_map(lambda leaf: BatchedNdArray(split_and_zero_pad(leaf, lengths, longest, column)), rows)
 
 
-def split_and_zero_pad(rows: npt.NDArray[Any], lengths: Iterable[int], max_seq_len: int) -> npt.NDArray[Any]:
-    """Cut the rows of several chunks into sequences of equal length, padded with zeros.
+def split_and_zero_pad(
+    rows: npt.NDArray[Any], lengths: Iterable[int], max_seq_len: int, column: str = ""
+) -> npt.NDArray[Any]:
+    """Cut the rows of several chunks into sequences of equal length, padded with zeros (actions: with the last one).
 
     Args:
         rows: ``[sum(lengths), ...]``, one chunk after the other.
         lengths: Number of steps of each chunk.
         max_seq_len: Number of steps of each sequence.
+        column: Name of the rows' column.
 
     Returns:
         ``[num_sequences, max_seq_len, ...]``; a chunk's last sequence is padded on the right.
@@ -248,6 +251,8 @@ def split_and_zero_pad(rows: npt.NDArray[Any], lengths: Iterable[int], max_seq_l
     shift = np.cumsum(num_rows * max_seq_len - lengths) - (num_rows * max_seq_len - lengths)
     targets = np.arange(len(rows)) + np.repeat(shift, lengths)
     padded = np.zeros((int(num_rows.sum()) * max_seq_len, *rows.shape[1:]), rows.dtype)
+    if column == Columns.ACTIONS:  # Discrete(3, start=1) has no 0
+        padded[:] = rows[np.repeat(np.cumsum(lengths) - 1, num_rows * max_seq_len)]
     padded[targets] = rows
     return padded.reshape(-1, max_seq_len, *rows.shape[1:])
 
