@@ -265,7 +265,7 @@ def test_a_burn_in_is_the_end_of_the_episodes_previous_sequence() -> None:
         Columns.SEQ_LENS: torch.tensor([3, 3, 1, 3]),
     }
     found = with_burn_in(columns, 2)
-    extended = [[1, 2, 3, 0, 0], [2, 3, 4, 5, 6], [5, 6, 7, 0, 0], [8, 9, 10, 0, 0]]
+    extended = [[1, 2, 3, 3, 3], [2, 3, 4, 5, 6], [5, 6, 7, 0, 0], [8, 9, 10, 10, 10]]
     assert found[Columns.OBS]["a"].squeeze(-1).tolist() == extended
     assert (found[Columns.OBS]["a"].squeeze(-1) * found[Columns.LOSS_MASK]).tolist() == [
         [1, 2, 3, 0, 0], [0, 0, 4, 5, 6], [0, 0, 7, 0, 0], [8, 9, 10, 0, 0]

@@ -201,8 +201,8 @@ class MARWILLearner(OfflineLearner):
 def with_burn_in(columns: Mapping[str, Any], num_steps: int) -> dict[str, Any]:
     """Extend the sequences of whole episodes, [B, T, …], to [B, T + num_steps, …].
 
-    Each begins with the last `num_steps` of its episode's previous sequence, where ``loss_mask`` is False. The first
-    sequence of an episode, which begins with the right state, is padded with zeros at its end instead.
+    Each begins with the last `num_steps` of its episode's previous sequence. The first sequence of an episode, which
+    begins with the right state, repeats its last step instead. There ``loss_mask`` is False.
 
     Args:
         columns: A stateful module's columns, with ``terminateds``, ``truncateds`` and ``loss_mask``. Sequences of an
@@ -213,7 +213,7 @@ def with_burn_in(columns: Mapping[str, Any], num_steps: int) -> dict[str, Any]:
     is_first = torch.cat([ends.new_ones(1), ends[:-1]])
 
     def extended(steps: Tensor) -> Tensor:
-        padding = steps.new_zeros((len(steps), num_steps, *steps.shape[2:]))
+        padding = steps[:, -1:].expand(-1, num_steps, *steps.shape[2:])
         first, later = [steps, padding], [steps.roll(1, 0)[:, -num_steps:], steps]
         return torch.where(
             is_first.view(-1, *[1] * (steps.dim() - 1)), torch.cat(first, 1), torch.cat(later, 1)
@@ -228,4 +228,5 @@ def with_burn_in(columns: Mapping[str, Any], num_steps: int) -> dict[str, Any]:
         if name != Columns.INFOS
     }
     result[Columns.LOSS_MASK][~is_first, :num_steps] = False
+    result[Columns.LOSS_MASK][is_first, -num_steps:] = False
     return result
