@@ -68,7 +68,7 @@ class FrameStacking(ObservationPiece):
         if not isinstance(space, gym.spaces.Box) or not space.shape:
             raise UnsupportedSpaceError(
                 f"{type(self).__name__}: expected a Box with at least one axis, got {space}. Put a piece that makes "
-                f"one (FlattenObservations) before it."
+                "one (FlattenObservations) before it. For a Dict by agent id, pass multi_agent=True."
             )
         # Zeros stand for missing frames, so they are part of the space.
         low = np.minimum(space.low, np.zeros((), space.dtype))

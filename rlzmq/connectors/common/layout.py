@@ -118,9 +118,9 @@ class AddTimeDimToBatchAndZeroPad(_StepsPiece):
     """Adds a time axis to the data of stateful modules. Other modules' data is unchanged.
 
     In env runners every item ``[...]`` becomes ``[1, ...]``. On the learner the steps of each chunk become
-    ``ceil(len / max_seq_len)`` sequences ``[max_seq_len, ...]``, the last one padded with zeros on the right (actions:
-    with the last one, whose log-probability exists). Two columns are added: ``seq_lens`` (number of real steps in a
-    sequence) and, unless it exists already, ``loss_mask`` (False in the padding). Two chunks never share a sequence.
+    ``ceil(len / max_seq_len)`` sequences ``[max_seq_len, ...]``, the last one padded on the right with zeros (``actions``:
+    with the chunk's last action). Two columns are added: ``seq_lens`` (number of real steps in a sequence) and, unless
+    it exists already, ``loss_mask`` (False in the padding). Two chunks never share a sequence.
 
     Args:
         input_observation_space, input_action_space: See ConnectorV2.
@@ -234,7 +234,7 @@ def _sequences(
 def split_and_zero_pad(
     rows: npt.NDArray[Any], lengths: Iterable[int], max_seq_len: int, column: str = ""
 ) -> npt.NDArray[Any]:
-    """Cut the rows of several chunks into sequences of equal length, padded with zeros (actions: with the last one).
+    """Cut the rows of several chunks into sequences of equal length, padded with zeros (actions: the chunk's last).
 
     Args:
         rows: ``[sum(lengths), ...]``, one chunk after the other.
