@@ -118,7 +118,7 @@ class AddTimeDimToBatchAndZeroPad(_StepsPiece):
     """Adds a time axis to the data of stateful modules. Other modules' data is unchanged.
 
     In env runners every item ``[...]`` becomes ``[1, ...]``. On the learner the steps of each chunk become
-    ``ceil(len / max_seq_len)`` sequences ``[max_seq_len, ...]``, the last one padded on the right with zeros (``actions``:
+    ``ceil(len / max_seq_len)`` sequences ``[max_seq_len, ...]``, the last one padded on the right with zeros (actions:
     with the chunk's last action). Two columns are added: ``seq_lens`` (number of real steps in a sequence) and, unless
     it exists already, ``loss_mask`` (False in the padding). Two chunks never share a sequence.
 
