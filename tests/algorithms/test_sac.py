@@ -190,21 +190,17 @@ def test_targets_leave_out_the_largest_quantiles_of_all_critics_together() -> No
 
 @pytest.mark.parametrize("kind", ["mse", "huber"])
 def test_the_quantile_loss(kind: Any) -> None:
+    q_BCQ = torch.tensor([[[0.0, 2.0], [1.0, 1.0]]], requires_grad=True)
     losses, td_errors = quantile_critic_loss(
-        q_BCQ=torch.tensor([[[0.0, 2.0], [1.0, 1.0]]]),
-        targets_BK=torch.tensor([[0.5, 3.0]]),
-        weights_B=torch.tensor([0.5]),
-        kind=kind,
+        q_BCQ=q_BCQ, targets_BK=torch.tensor([[0.5, 3.0]]), weights_B=torch.tensor([0.5]), kind=kind
     )
-
-    def pair(tau: float, q: float, y: float) -> float:
-        error = y - q
-        huber = 0.5 * error**2 if abs(error) <= 1.0 else abs(error) - 0.5
-        return abs(tau - (error < 0.0)) * (error**2 if kind == "mse" else huber)
-
-    first = sum(pair(tau, q, y) for tau, q in ((0.25, 0.0), (0.75, 2.0)) for y in (0.5, 3.0)) / 4
-    second = sum(pair(tau, 1.0, y) for tau in (0.25, 0.75) for y in (0.5, 3.0)) / 4
-    assert losses.tolist() == pytest.approx([0.5 * first, 0.5 * second])
+    errors = torch.tensor([0.5, 3.0]) - q_BCQ[..., None]
+    huber = torch.where(errors.abs() <= 1.0, 0.5 * errors**2, errors.abs() - 0.5)
+    slopes = (torch.tensor([[0.25], [0.75]]) - (errors < 0.0).float()).abs()
+    expected = 0.5 * (slopes * (errors**2 if kind == "mse" else huber)).mean((0, 2, 3))
+    assert torch.allclose(losses, expected)
+    ours, autograds = (torch.autograd.grad(loss.sum(), q_BCQ)[0] for loss in (losses, expected))
+    assert torch.allclose(ours, autograds)
     assert td_errors.tolist() == [0.75]
 
 
