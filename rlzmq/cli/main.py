@@ -222,8 +222,8 @@ def _print_failure(error: BaseException) -> None:
         print(line, file=sys.stderr)
     if not is_one_line:
         text = cut(text.partition("\n")[0], _SUMMARY_CHARS)
-    more = "" if shows_all_frames() else " (--verbose shows all frames)"
-    print(printable(f"rlzmq: ended by {type(error).__name__}: {text}{place}{more}"), file=sys.stderr)
+    place += "" if shows_all_frames() else " (--verbose shows all frames)"
+    print(printable(f"rlzmq: ended by {type(error).__name__}{text and ': '}{text}{place}"), file=sys.stderr)
 
 
 def _print_with_notes(error: BaseException) -> None:

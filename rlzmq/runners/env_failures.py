@@ -168,8 +168,8 @@ class EnvFailures:
             said = "(the original error cannot be rendered)"
         place = f" ({place_of(error)})" if is_of_user(error) else ""
         return (
-            f"{which} of env runner {self._runner.worker_index} raised {type(error).__name__} in {where}(): "
-            f"{said.rstrip('.')}{place}."
+            f"{which} of env runner {self._runner.worker_index} raised {type(error).__name__} in {where}()"
+            f"{said and ': '}{said.rstrip('.')}{place}."
         )
 
 

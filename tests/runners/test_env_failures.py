@@ -219,6 +219,8 @@ class GivesAt(FailsAt):
         if self.t == 4:
             place, value = self.gives
             row[place] = value
+            if isinstance(value, Exception):
+                raise value
         return tuple(row)
 
 
@@ -233,6 +235,7 @@ class GivesAt(FailsAt):
         (0, {"x": 1}, "Environment 0 of 2: an observation .*dict"),
         (1, "1.5", r"(?s)raised ValueError in step\(\): .*one number, got str '1.5'.*To reproduce"),
         (3, 0.5, r"(?s)raised ValueError in step\(\): .*True or False, got float 0.5.*To reproduce"),
+        (1, AssertionError(), r"(?s)raised AssertionError in step\(\) \(.* in step\)\. .*To reproduce"),
     ],
 )
 def test_what_does_not_fit_is_the_envs_failure(make_runner: Any, place: int, value: Any, text: str) -> None:
