@@ -194,11 +194,7 @@ def _interface_of(error: BaseException, where: str) -> str | None:
             return _STEPS
         if where == "reset" and ("(expected 2" in text or "non-iterable" in text):
             return _RESETS
-    if (
-        isinstance(error, TypeError)
-        and where == "reset"
-        and "reset() got an unexpected keyword argument" in text
-    ):
+    if where == "reset" and "reset() got an unexpected keyword argument" in text:
         return _RESETS
     return None
 
