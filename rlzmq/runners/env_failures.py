@@ -194,7 +194,8 @@ def _interface_of(error: BaseException, where: str) -> str | None:
             return _STEPS
         if where == "reset" and ("(expected 2" in text or "non-iterable" in text):
             return _RESETS
-    if where == "reset" and "reset() got an unexpected keyword argument" in text:
+    takes_less = "reset() got an unexpected keyword argument" in text
+    if isinstance(error, TypeError) and where == "reset" and takes_less:
         return _RESETS
     return None
 

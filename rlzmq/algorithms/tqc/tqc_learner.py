@@ -58,15 +58,15 @@ def quantile_critic_loss(
     """
     num_quantiles = q_BCQ.shape[-1]
     fractions_Q = torch.arange(0.5, num_quantiles, dtype=q_BCQ.dtype, device=q_BCQ.device) / num_quantiles
-    # Values and gradient in closed form, in a few passes over all pairs: autograd would take three times as many.
+    # Values and gradient in closed form, in a few passes over all pairs: autograd would take twice as many.
     with torch.no_grad():
         errors_BCQK = targets_BK[:, None, None, :] - q_BCQ[..., None]
         bounded_BCQK = errors_BCQK.clamp(-1.0, 1.0) if kind == "huber" else errors_BCQK
-        # Times the fraction, or 1 - fraction where negative; a square is twice its Huber loss.
-        weights_Q = fractions_Q if kind == "huber" else 2.0 * fractions_Q
+        # Times scales_Q, they are multiplied by the fraction, or by 1 - fraction where negative.
         slopes_BCQK = torch.prelu(bounded_BCQK.flatten(0, 1), 1.0 / fractions_Q - 1.0).view_as(bounded_BCQK)
-        slopes_BCQ = weights_Q * slopes_BCQK.mean(-1)
-        losses_BCQ = weights_Q * slopes_BCQK.mul_(errors_BCQK.sub_(bounded_BCQK, alpha=0.5)).mean(-1)
+        scales_Q = fractions_Q if kind == "huber" else 2.0 * fractions_Q  # a square is twice its Huber loss
+        slopes_BCQ = scales_Q * slopes_BCQK.mean(-1)
+        losses_BCQ = scales_Q * slopes_BCQK.mul_(errors_BCQK.sub_(bounded_BCQK, alpha=0.5)).mean(-1)
     losses_BCQ = losses_BCQ - (q_BCQ - q_BCQ.detach()) * slopes_BCQ
     losses_C = (weights_B[:, None] * losses_BCQ.mean(-1)).mean(0)
     return CriticLoss(losses_C, (q_BCQ.detach().mean((1, 2)) - targets_BK.mean(-1)).abs())
